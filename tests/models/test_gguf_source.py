@@ -82,10 +82,12 @@ def test_a_folder_with_one_model_and_no_config_is_that_model(model: Path, tmp_pa
         find_source(folder)
 
 
-def test_a_folder_with_a_config_is_not_looked_through(model: Path, tmp_path: Path) -> None:
+def test_a_folder_with_a_config_is_a_gguf_model_unless_it_has_safetensors(model: Path, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, VARIANTS["llama"])
     os.link(model, folder / "a.gguf")
     assert describe(folder).source.gguf == ()
+    (folder / "model.safetensors").unlink()  # as repositories of GGUF files are, which describe the model too
+    assert describe(folder).source.gguf == (folder / "a.gguf",)
 
 
 def test_file_is_known_by_how_it_begins_whatever_its_name(model: Path, tmp_path: Path) -> None:

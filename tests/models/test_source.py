@@ -154,6 +154,32 @@ def test_what_is_no_model_folder_is_refused_with_its_path(tmp_path: Path) -> Non
         describe(tmp_path / "config.json")
 
 
+def test_a_folder_that_is_something_else_is_told_as_what_it_is(tmp_path: Path) -> None:
+    def refusal() -> str:
+        with pytest.raises(ModelError) as refused:
+            describe(tmp_path)
+        return refused.value.message.partition("it is not a model folder")[2]
+
+    (tmp_path / "logs").mkdir()
+    assert refusal() == ""
+    for commit in ("0" * 40, "1" * 40):  # the folder of a repository in the hub's cache
+        (tmp_path / "snapshots" / commit).mkdir(parents=True)
+        (tmp_path / "snapshots" / commit / "config.json").write_text("{}")
+        last = tmp_path / "snapshots" / commit
+        assert refusal() in (f"; is {last} meant?", f"; name one inside of it, as {last}")
+    shutil.rmtree(tmp_path / "snapshots")
+    (tmp_path / "checkpoint-500").mkdir()
+    (tmp_path / "checkpoint-500" / "model.Q4_0.gguf").write_bytes(b"")
+    assert refusal() == f"; is {tmp_path / 'checkpoint-500'} meant?"
+    (tmp_path / "params.json").write_text("{}")
+    assert "layout of its maker" in refusal()
+    for name in ("manifests", "blobs"):
+        (tmp_path / name).mkdir()
+    assert "ollama show --modelfile NAME" in refusal()
+    (tmp_path / "adapter_config.json").write_text("{}")
+    assert refusal().endswith(f"with --lora-adapters NAME={tmp_path}")
+
+
 def test_a_path_at_which_nothing_is_says_so_and_what_is_near(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my-model").mkdir()
@@ -194,10 +220,33 @@ def test_missing_weights_are_told_with_the_folder_that_lacks_them(tmp_path: Path
     shard.unlink()
     with pytest.raises(ModelError, match=f"^{folder}: {shard.name} is missing, which .* names; copy it into"):
         find_weights(find_source(folder))
-    for path in (*folder.glob("*.safetensors"), folder / "model.safetensors.index.json"):
+    (folder / "model.safetensors.index.json").unlink()
+    with pytest.raises(ModelError, match=f"^{folder}: {shard.name} is missing, one of [2-9] files; copy it into"):
+        find_weights(find_source(folder))
+    for path in folder.glob("*.safetensors"):
+        path.rename(path.with_name(f"part{path.name[6:11]}.safetensors"))
+    with pytest.raises(ModelError, match=r"safetensors files .* to join them; fetch that file from where"):
+        find_weights(find_source(folder))
+    for path in folder.glob("*.safetensors"):
         path.unlink()
     with pytest.raises(ModelError, match=f"^{folder}: has no weights: there is no"):
         find_weights(find_source(folder))
+
+
+def test_parts_are_one_model_without_their_index_too(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"], "BF16", shard_bytes=60_000)
+    indexed = find_weights(find_source(folder)).weight_files
+    (folder / "model.safetensors.index.json").unlink()
+    parts = find_weights(find_source(folder))
+    assert len(parts.weight_files) > 1
+    assert parts.weight_files == indexed
+    assert open_files(parts).tensors
+
+
+def test_one_file_counts_before_an_index_of_files_that_are_gone(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model-00001-of-00002.safetensors"}}')
+    assert find_weights(find_source(folder)).weight_files == ("model.safetensors",)
 
 
 def test_describing_needs_no_kernels_and_no_hub_client(tmp_path: Path) -> None:

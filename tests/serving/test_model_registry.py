@@ -67,6 +67,7 @@ def test_gguf_files_are_models_too(tmp_path: Path) -> None:
     for file in ("one/only.gguf", "two/x.Q4_0.gguf", "two/x.Q8_0.gguf"):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_bytes(b"GGUF")
+    (tmp_path / "one" / "config.json").write_text('{"model_type": "llama"}')
     registry = ModelRegistry(CatalogSettings(models_folder=str(tmp_path), offer_cached=False), FIRST)
     offered = {source.name: source.source for source in registry.sources()}
     del offered["first"], offered["embedded"]
@@ -88,7 +89,11 @@ def test_the_hubs_cache_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("huggingface_hub.utils._cache_manager.HF_HUB_CACHE", str(tmp_path))
     registry = ModelRegistry(CatalogSettings(), FIRST)
     assert names(registry) == ["first", "org/tiny", "embedded"]
-    assert registry.find("tiny").source == str(tmp_path / "models--org--tiny" / "snapshots" / ("0" * 40))
+    folder = tmp_path / "models--org--tiny" / "snapshots" / ("0" * 40)
+    assert registry.find("tiny").source == str(folder)
+    (folder / "model.safetensors").rename(folder / "tiny.Q8_0.gguf")
+    registry = ModelRegistry(CatalogSettings(), FIRST)
+    assert registry.find("tiny").source == str(folder / "tiny.Q8_0.gguf")
 
 
 @pytest.mark.parametrize(

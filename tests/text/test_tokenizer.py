@@ -288,6 +288,12 @@ def test_vocab_and_merges_of_another_class_are_not_guessed(tmp_path: Path) -> No
     write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"})
     with pytest.raises(ModelError, match="Qwen2Tokenizer"):
         Tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    write(tmp_path, "config.json", {"model_type": "qwen2"})  # no class is named: that of the model's type counts
+    with pytest.raises(ModelError, match=r"how a tokenizer of qwen2 splits text; convert it"):
+        Tokenizer.load(tmp_path)
+    write(tmp_path, "config.json", {"model_type": "opt"})
+    assert Tokenizer.load(tmp_path).encode("a") == (0,)
 
 
 def test_a_sentencepiece_model_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
@@ -328,7 +334,7 @@ def test_marks_of_gaps_that_are_no_tokens_do_not_count(folder_of: FolderOf, tmp_
 
 
 def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no tokenizer\.json"):
+    with pytest.raises(ModelError, match=r"no tokenizer\.json; copy it, and tokenizer_config\.json, from where"):
         Tokenizer.load(tmp_path)
 
 

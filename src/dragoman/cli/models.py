@@ -20,7 +20,6 @@ from dragoman.cli.settings import ModelChoice
 from dragoman.core.errors import ModelError
 from dragoman.core.user_folders import expand_user
 from dragoman.models.config import read_json
-from dragoman.models.gguf.parts import SUFFIX
 from dragoman.models.settings import ModelSettings, Precision
 from dragoman.models.short_names import repository_of
 from dragoman.models.source import (
@@ -29,6 +28,7 @@ from dragoman.models.source import (
     fetch_again,
     find_source,
     find_weights,
+    is_gguf_folder,
     require_repository_id,
     source_name,
 )
@@ -295,7 +295,7 @@ def _cached_row(repository: CachedRepoInfo) -> tuple[str, str, str, str, str]:
 
 def _described(folder: Path) -> tuple[str, str]:
     """Return the model's type and stored precision, as its config says; dashes where it says nothing."""
-    if not (folder / "config.json").is_file() and any(folder.glob(f"*{SUFFIX}")):
+    if is_gguf_folder(folder):
         return "GGUF", "–"
     try:
         config = read_json(folder / "config.json")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.safetensors", re.ASCII)
+_MOST_PARTS = 1000
 _PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _LARGEST_HEADER_BYTES = 100 << 20
 # Element types of a decoder's weights, by their names in the file.
@@ -48,22 +51,22 @@ def choose_weight_files(
     place, a file and what to do.
     """
     present = sorted(names)
+    if SINGLE_NAME in present:  # as in transformers, also beside an index, which then is an older one
+        return (SINGLE_NAME,)
     if INDEX_NAME in present:
         shards = read_index().get("weight_map")
         if not isinstance(shards, dict) or not all(isinstance(s, str) and "/" not in s for s in shards.values()):
             raise ModelError(f"{place}: {INDEX_NAME} has no weight_map from tensors to files")
-        if missing := sorted(set(shards.values()) - set(present)):
-            count = f" ({len(missing)} files are missing in all)" if len(missing) > 1 else ""
-            raise ModelError(f"{place}: {missing[0]} is missing, which {INDEX_NAME} names{count}{_remedy(place)}")
-        return tuple(sorted(set(shards.values())))
-    if SINGLE_NAME in present:
-        return (SINGLE_NAME,)
+        return _all_present(set(shards.values()), present, f"which {INDEX_NAME} names", place)
     candidates = [name for name in present if name.endswith(".safetensors") and "/" not in name]
+    if series := _series(candidates):
+        return _all_present(series, present, f"one of {len(series)} files", place)
     if len(candidates) == 1:
         return (candidates[0],)
     if candidates:
         raise ModelError(
-            f"{place}: has {len(candidates)} safetensors files ({candidates[0]}, …) and no {INDEX_NAME} to join them"
+            f"{place}: has {len(candidates)} safetensors files ({candidates[0]}, …) and no {INDEX_NAME} to join them; "
+            "fetch that file from where the model came from"
         )
     if pickled := [name for name in present if name.endswith(_PICKLE_SUFFIXES) and "/" not in name]:
         raise ModelError(
@@ -72,6 +75,24 @@ def choose_weight_files(
             "FOLDER, safe_serialization=True) with transformers; or use a repository that has safetensors files"
         )
     raise ModelError(f"{place}: has no weights: there is no *.safetensors file{_remedy(place)}")
+
+
+def _all_present(wanted: set[str], present: list[str], which: str, place: str | Path) -> tuple[str, ...]:
+    """Return the files in order. Raises ModelError for one that is not there; ``which`` says what makes it wanted."""
+    if missing := sorted(wanted - set(present)):
+        count = f" ({len(missing)} files are missing in all)" if len(missing) > 1 else ""
+        raise ModelError(f"{place}: {missing[0]} is missing, {which}{count}{_remedy(place)}")
+    return tuple(sorted(wanted))
+
+
+def _series(names: list[str]) -> set[str]:
+    """Return all parts of the one model whose parts the names are; empty where they are something else."""
+    parts = [_PART.fullmatch(name) for name in names]
+    models = {(part["stem"], part["count"]) if part else None for part in parts}
+    if len(models) != 1 or (model := models.pop()) is None or not 1 <= int(model[1]) <= _MOST_PARTS:
+        return set()
+    stem, count = model
+    return {f"{stem}-{part:05d}-of-{count}.safetensors" for part in range(1, int(count) + 1)}
 
 
 def _remedy(place: str | Path) -> str:

@@ -23,6 +23,7 @@ from dragoman.models.gguf.parts import (
     files_of,
     head_of,
     is_gguf,
+    is_projector,
     models_among,
     part_names,
 )
@@ -161,14 +162,40 @@ def _missing(source: str, path: Path) -> str:
     return f"there is no folder or file {source}{hint} (a model of the hub is named as owner/name){similar}"
 
 
+def is_gguf_folder(folder: Path) -> bool:
+    """Return whether the model of a folder is in GGUF files: it has some, and no safetensors files that its
+    ``config.json`` describes. Repositories of GGUF files often have that file too."""
+    if not any(not is_projector(path.name) for path in folder.glob(f"*{SUFFIX}")):
+        return False
+    return not (folder / "config.json").is_file() or not _has_safetensors(folder)
+
+
 def _find_in_folder(folder: Path, mmproj: str) -> Source:
-    if (folder / "config.json").is_file():
-        _refuse_projector(mmproj, str(folder))
-        return Source(folder.resolve().name, folder)
-    if not (models := models_among(path.name for path in folder.iterdir())):
-        raise ModelError(f"{folder} has no config.json and no *{SUFFIX}: it is not a model folder")
-    chosen = choose(models, "", str(folder), "/")
-    return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]), mmproj)
+    if is_gguf_folder(folder):
+        chosen = choose(models_among(path.name for path in folder.iterdir()), "", str(folder), "/")
+        return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]), mmproj)
+    if not (folder / "config.json").is_file():
+        raise ModelError(f"{folder} has no config.json and no *{SUFFIX}: it is not a model folder{_what_it_is(folder)}")
+    _refuse_projector(mmproj, str(folder))
+    return Source(folder.resolve().name, folder)
+
+
+def _what_it_is(folder: Path) -> str:
+    """What to tell who names a folder that is not a model's, where it can be told."""
+    if (folder / "adapter_config.json").is_file():
+        return f"; it is an adapter: serve the model that it was made for, with --lora-adapters NAME={folder}"
+    if (folder / "manifests").is_dir() and (folder / "blobs").is_dir():
+        return "; it is Ollama's store: `ollama show --modelfile NAME` names a model's file, which can be served"
+    if (folder / "params.json").is_file():
+        return (
+            "; it holds a model in the layout of its maker (params.json): use the same model in the layout of Hugging "
+            "Face, which most repositories on the hub have"
+        )
+    inside = sorted(folder.glob("snapshots/*")) or sorted(path for path in folder.iterdir() if path.is_dir())
+    found = [path for path in inside if (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))]
+    if not found:
+        return ""
+    return f"; is {found[-1]} meant?" if len(found) == 1 else f"; name one inside of it, as {found[-1]}"
 
 
 def _refuse_projector(mmproj: str, model: str) -> None:

@@ -19,7 +19,7 @@ from dragoman.core.errors import DragomanError, ModelError, ModelNotFound
 from dragoman.core.user_folders import expand_user
 from dragoman.models.config import read_json
 from dragoman.models.gguf.parts import models_among
-from dragoman.models.source import EMBEDDED, embedded_path, source_name
+from dragoman.models.source import EMBEDDED, embedded_path, is_gguf_folder, source_name
 from dragoman.serving.settings import CatalogSettings
 
 MAX_MODELS = 1024
@@ -139,10 +139,10 @@ class ModelRegistry:
             return
         yield from _gguf_sources("", folder)
         for path in inside[:MAX_MODELS]:
-            if (path / "config.json").is_file():
-                yield _described(path.name, str(path), path)
-            else:
+            if is_gguf_folder(path):
                 yield from _gguf_sources(path.name, path)
+            elif (path / "config.json").is_file():
+                yield _described(path.name, str(path), path)
 
     def _in_cache(self) -> Iterator[ModelSource]:
         if not self._settings.offer_cached:
@@ -157,12 +157,12 @@ class ModelRegistry:
             newest = max(repository.revisions, key=lambda each: each.last_modified, default=None)
             if newest is None:
                 continue
-            if (newest.snapshot_path / "config.json").is_file():
+            if is_gguf_folder(newest.snapshot_path):
+                yield from _gguf_sources(repository.repo_id, newest.snapshot_path)
+            elif (newest.snapshot_path / "config.json").is_file():
                 found = _described(repository.repo_id, str(newest.snapshot_path), newest.snapshot_path)
                 if found.size_bytes is not None:  # otherwise its weights were not fetched to the end
                     yield found
-            else:
-                yield from _gguf_sources(repository.repo_id, newest.snapshot_path)
 
 
 def model_source(name: str, source: str | None, aliases: tuple[str, ...] = ()) -> ModelSource:

@@ -25,6 +25,9 @@ SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_
 # GPT-2 was published without a list of its special tokens.
 _GPT2_NAMES = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 
+# Models whose two files are GPT-2's kind where nothing names their tokenizer's class, as transformers has it.
+_GPT2_MODELS = frozenset({"gpt2", "gpt_neo", "gptj", "opt", "phi", "codegen", "starcoder2", "dbrx", "jais2"})
+
 # These hold a vocabulary, but not how to split text into it: that is in the code of the class that reads them.
 _FOREIGN_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.model", "*.tiktoken", "vocab.txt")
 
@@ -116,7 +119,9 @@ def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
         return _read_gpt2_pipeline(folder, settings)
     foreign = next((found for pattern in _FOREIGN_FILES for found in sorted(folder.glob(pattern))), None)
     if foreign is None:
-        raise ModelError(f"{folder}: there is no tokenizer.json")
+        raise ModelError(
+            f"{folder}: there is no tokenizer.json; copy it, and tokenizer_config.json, from where the model came from"
+        )
     raise ModelError(f"{foreign}: this kind of tokenizer is not read; {_conversion(folder)}")
 
 
@@ -136,9 +141,11 @@ def _is_gpt2(folder: Path) -> bool:
 
 
 def _read_gpt2_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return GPT-2's byte-level BPE. Other models with these two files may split text differently: the class must
-    match."""
-    kind = str(settings.get("tokenizer_class", "GPT2Tokenizer")).removesuffix("Fast")
+    """Return GPT-2's byte-level BPE. Other models with these two files may split text differently: the class, or
+    without one the model's type, must match."""
+    family = str(_read_object(folder / "config.json").get("model_type") or "gpt2")
+    usual = "GPT2Tokenizer" if family in _GPT2_MODELS else f"a tokenizer of {family[:80]}"
+    kind = str(settings.get("tokenizer_class") or usual).removesuffix("Fast")
     if kind != "GPT2Tokenizer":
         raise ModelError(
             f"{folder}: vocab.json and merges.txt do not define how {kind} splits text; {_conversion(folder)}"
