@@ -9,6 +9,7 @@ import {
     ask,
     clear,
     fork,
+    haveImages,
     pick,
     problem,
     resend,
@@ -20,8 +21,9 @@ import {
 } from "./conversation";
 import { ObjectForm } from "./form";
 import { Markdown } from "./markdown";
+import { ChooseFiles, type Picture, Thumbnails, filesOf, readPictures } from "./pictures";
 import type { Schema } from "./openapi";
-import { mode, tools } from "./settings";
+import { mode, seesImages, tools } from "./settings";
 import { Tokens } from "./tokens";
 
 function QuestionView({ turn, index }: { turn: Question; index: number }) {
@@ -30,6 +32,7 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
     return (
         <article class="question" aria-label="You">
             <h3>You</h3>
+            <Thumbnails pictures={turn.pictures} />
             {draft === null ? (
                 <>
                     <pre class="plain" dir="auto">
@@ -182,6 +185,7 @@ function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: nu
 function AnswerView({ turn, index, which }: { turn: Reply; index: number; which: number }) {
     version.value;
     const answer = turn.answers[which]!;
+    const sawImages = haveImages(turns.value.slice(0, index));
     const other = turn.answers[which === 0 ? 1 : 0];
     const [asTokens, setAsTokens] = useState(false);
     const { reasoning, content } = split(answer);
@@ -217,13 +221,16 @@ function AnswerView({ turn, index, which }: { turn: Reply; index: number; which:
                     differs={differs}
                     name={name}
                     onFork={
-                        whole && !running.value && answer.promptIds.length
+                        whole && !running.value && answer.promptIds.length && !sawImages
                             ? (position, token) => void fork(index, answer, position, token)
                             : undefined
                     }
                 />
             ) : (
                 <Markdown text={content} whole={whole} />
+            )}
+            {asTokens && sawImages && (
+                <p class="note">An answer about images cannot be forked: the ids of a prompt do not hold what it shows.</p>
             )}
             {answer.calls.length > 0 && which === turn.picked && <Calls answer={answer} turn={turn} index={index} />}
             {answer.error && (
@@ -289,6 +296,7 @@ function Announcement() {
 export function Chat() {
     version.value;
     const [text, setText] = useState("");
+    const [pictures, setPictures] = useState<Picture[]>([]);
     const end = useRef<HTMLDivElement>(null);
     const stays = useRef(true);
     useEffect(() => {
@@ -299,12 +307,29 @@ export function Chat() {
     useEffect(() => {
         if (running.value && stays.current) end.current?.scrollIntoView({ block: "end" });
     });
-    const submit = () => {
-        if (!text.trim() || running.value) return;
-        setText("");
-        void ask(text);
-    };
     const isChat = mode.value === "chat";
+    const submit = () => {
+        const sent = isChat ? pictures : [];
+        if ((!text.trim() && !sent.length) || running.value) return;
+        setText("");
+        if (isChat) setPictures([]);
+        void ask(text, sent);
+    };
+    const add = async (files: File[]) => {
+        problem.value = "";
+        try {
+            const read = await readPictures(files, pictures.length);
+            setPictures((before) => [...before, ...read]);
+        } catch (error) {
+            problem.value = (error as Error).message;
+        }
+    };
+    /** Takes the files of a paste or a drop; whatever else it brings is the browser's. */
+    const take = (event: Event, files: File[]) => {
+        if (!files.length || !seesImages.value) return;
+        event.preventDefault();
+        void add(files);
+    };
     return (
         <div class="chat">
             <h2 class="sr">Conversation</h2>
@@ -332,12 +357,21 @@ export function Chat() {
                     submit();
                 }}
             >
+                {isChat && (
+                    <Thumbnails
+                        pictures={pictures}
+                        onRemove={(at) => setPictures(pictures.filter((_, i) => i !== at))}
+                    />
+                )}
                 <label for="question">{isChat ? "Your message" : "The text to continue"}</label>
                 <textarea
                     id="question"
                     rows={isChat ? 2 : 5}
                     value={text}
                     onInput={(event) => setText(event.currentTarget.value)}
+                    onPaste={(event) => take(event, filesOf(event.clipboardData))}
+                    onDragOver={(event) => event.dataTransfer?.types.includes("Files") && event.preventDefault()}
+                    onDrop={(event) => take(event, filesOf(event.dataTransfer))}
                     onKeyDown={(event) => {
                         if (event.key === "Enter" && !event.shiftKey && !event.isComposing && isChat) {
                             event.preventDefault();
@@ -353,6 +387,7 @@ export function Chat() {
                     ) : (
                         <button type="submit">Send</button>
                     )}
+                    {seesImages.value && <ChooseFiles onFiles={(files) => void add(files)} />}
                     {turns.value.length > 0 && (
                         <button type="button" class="quiet" disabled={running.value} onClick={clear}>
                             New conversation

@@ -3,11 +3,13 @@
 import { signal } from "@preact/signals";
 import { type Answer, type Token, emptyAnswer, generate, textOf } from "./answer";
 import { completionFields } from "./openapi";
+import type { Picture } from "./pictures";
 import { contextTokens, model, mode, requestFields, system, values } from "./settings";
 
 export interface Question {
     kind: "question";
     text: string;
+    pictures: Picture[];
 }
 
 export interface Reply {
@@ -58,11 +60,23 @@ export function clear(): void {
 
 type Message = Record<string, unknown>;
 
+/** Returns what a question says: its text, or parts where it has images. */
+function contentOf({ text, pictures }: Question): unknown {
+    if (!pictures.length) return text;
+    const parts: Message[] = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    return text ? [...parts, { type: "text", text }] : parts;
+}
+
+/** Whether any of the turns has an image: what an answer to them saw is then more than the ids of its prompt. */
+export function haveImages(list: readonly Turn[]): boolean {
+    return list.some((turn) => turn.kind === "question" && turn.pictures.length > 0);
+}
+
 /** Returns the messages of the turns, for a request. */
 export function messagesOf(list: readonly Turn[]): Message[] {
     const messages: Message[] = system.value.trim() ? [{ role: "system", content: system.value }] : [];
     for (const turn of list) {
-        if (turn.kind === "question") messages.push({ role: "user", content: turn.text });
+        if (turn.kind === "question") messages.push({ role: "user", content: contentOf(turn) });
         else {
             const answer = turn.answers[turn.picked]!;
             const message: Message = { role: "assistant", content: answer.text };
@@ -141,14 +155,15 @@ async function answer(list: Turn[]): Promise<void> {
     await run(reply, made, choices(made.body));
 }
 
-export function ask(text: string): Promise<void> {
+export function ask(text: string, pictures: Picture[] = []): Promise<void> {
     const before = mode.value === "chat" ? turns.value : [];
-    return answer([...before, { kind: "question", text }]);
+    return answer([...before, { kind: "question", text, pictures }]);
 }
 
-/** Sends a question again, with another text or the same one; what followed it is dropped. */
+/** Sends a question again, with another text or the same one, and its images; what followed it is dropped. */
 export function resend(index: number, text: string): Promise<void> {
-    return answer([...turns.value.slice(0, index), { kind: "question", text }]);
+    const { pictures } = turns.value[index] as Question;
+    return answer([...turns.value.slice(0, index), { kind: "question", text, pictures }]);
 }
 
 /** Sends what the tools returned, and the calls as they were edited. */

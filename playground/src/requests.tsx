@@ -5,7 +5,7 @@ import { ServerError, key, path, post } from "./api";
 import { lastRequest, requestFor, turns } from "./conversation";
 import { stringify } from "./json";
 import { paths } from "./openapi";
-import { spelledOut } from "./visible";
+import { shortened, spelledOut } from "./visible";
 
 interface Call {
     method: string;
@@ -135,7 +135,7 @@ function Program({ call, name }: { call: Call; name: string }) {
                 </button>
             </figcaption>
             <pre tabIndex={0} dir="ltr">
-                <code>{text}</code>
+                <code>{shortened(text)}</code>
             </pre>
             <Outcome call={call} name={name} />
         </figure>
@@ -254,7 +254,7 @@ export function Requests() {
     let failure = "";
     if (!request) {
         try {
-            request = requestFor([...turns.value, { kind: "question", text: "Hello" }]);
+            request = requestFor([...turns.value, { kind: "question", text: "Hello", pictures: [] }]);
         } catch (error) {
             failure = (error as Error).message;
         }

@@ -39,6 +39,12 @@ export const formatSchema = signal(
 /** Models that are known to write reasoning blocks. */
 const reasoning = signal<ReadonlySet<string>>(new Set());
 
+/** Models that are known to see images; null: the server does not say. */
+const seeing = signal<ReadonlySet<string> | null>(null);
+
+/** Whether questions may have images. */
+export const seesImages = computed(() => mode.value === "chat" && (seeing.value?.has(model.value) ?? true));
+
 export const contextTokens = computed(() => models.value.find((each) => each.id === model.value)?.max_model_len ?? 0);
 
 export function setValue(name: string, value: unknown): void {
@@ -51,13 +57,16 @@ export async function loadModels(): Promise<void> {
     models.value = data.filter((each) => each.max_model_len !== undefined); // others are not in memory
     if (!models.value.some((each) => each.id === model.value)) model.value = models.value[0]?.id ?? "";
     try {
-        const listed = await getJson<{ data: { id: string; reasoning?: boolean; mode?: string }[] }>(
-            "friendli/serverless/v1/models",
-        );
+        const listed = await getJson<{
+            data: { id: string; reasoning?: boolean; mode?: string; input_modalities?: string[] }[];
+        }>("friendli/serverless/v1/models");
         reasoning.value = new Set(listed.data.filter((each) => each.reasoning).map((each) => each.id));
+        seeing.value = new Set(
+            listed.data.filter((each) => each.input_modalities?.includes("image")).map((each) => each.id),
+        );
         if (listed.data.find((each) => each.id === model.value)?.mode === "completion") mode.value = "completion";
     } catch {
-        // that dialect may be switched off: reasoning is then folded by its marks alone
+        // that dialect may be switched off: reasoning is then folded by its marks alone, and images are offered to all
     }
 }
 

@@ -11,6 +11,11 @@ export function spelledOut(text: string): string {
     return text.replace(CONTROL, code);
 }
 
+/** Returns a program with the base64 of its images cut short. */
+export function shortened(text: string): string {
+    return text.replace(/[A-Za-z0-9+/=]{400,}/g, (all) => `${all.slice(0, 40)}⟨${all.length - 40} characters more⟩`);
+}
+
 /** Returns a token's text with its white space made visible. */
 export function tokenText(text: string): string {
     if (!text) return "∅";

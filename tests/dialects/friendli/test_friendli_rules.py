@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from stub_runtime import LocalServer
+
+from dragoman.core.images import ImageInfo
 
 pytestmark = pytest.mark.anyio
 
@@ -295,3 +298,14 @@ async def test_models_have_every_key_that_an_sdk_insists_on(runtime: LocalServer
     assert set(map(type, first["pricing"].values())) <= {str, type(None)}
     assert first["mode"] == "chat"
     assert first["functionality"]["builtin_tool"] is False
+
+
+@pytest.mark.parametrize("sees", [False, True])
+async def test_models_say_whether_they_take_images(
+    runtime: LocalServer, monkeypatch: pytest.MonkeyPatch, sees: bool
+) -> None:
+    images = ImageInfo(most_tokens=4, has_detail=False) if sees else None
+    cards = tuple(msgspec.structs.replace(card, images=images) for card in runtime.serving.models())
+    monkeypatch.setattr(runtime.serving, "models", lambda: cards)
+    (first, *_) = (await runtime.client.get("/serverless/v1/models")).json()["data"]
+    assert first["input_modalities"] == (["text", "image"] if sees else ["text"])

@@ -310,7 +310,7 @@ def model(card: ModelCard) -> dict[str, Any]:
         "deprecation_date": None,
         "reasoning": card.reasoning is not None,
         "reasoning_options": None,
-        "input_modalities": ["text"],
+        "input_modalities": ["text"] if card.images is None else ["text", "image"],
         "output_modalities": ["text"],
         "interleaved": "reasoning_content" if card.reasoning is not None else False,
         "base_model": None,
