@@ -9,8 +9,10 @@ import subprocess
 
 import pytest
 from command_server import read_until, start_command
+from model_cards import card_of
 
 from dragoman.cli.first_request import reachable
+from dragoman.cli.running import answering
 
 COMMAND = re.compile(r"^curl .*$", re.MULTILINE)
 
@@ -42,6 +44,12 @@ def test_the_first_request_is_in_the_dialect_and_is_answered(dialect: str) -> No
     finally:
         server.send_signal(signal.SIGINT)
         server.communicate(timeout=60)
+
+
+def test_a_model_without_a_chat_template_is_said_to_have_none() -> None:
+    assert "chat" not in answering(card_of())
+    assert "--chat-template" in answering(card_of(has_chat_template=False))["chat"]
+    assert "chat" not in answering(card_of(has_chat_template=False, generates=False))
 
 
 def test_a_server_that_listens_everywhere_is_reached_at_localhost() -> None:

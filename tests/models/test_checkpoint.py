@@ -53,6 +53,13 @@ def test_shards_and_single_file_give_the_same_tensors(tmp_path: Path) -> None:
     assert all((whole[name] == value).all() for name, value in all_values(folder).items())
 
 
+def test_what_a_wrapper_saved_is_told_with_how_to_save_the_model(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    save_file({f"_orig_mod.{name}": value for name, value in load_file(folder / WEIGHTS).items()}, folder / WEIGHTS)
+    with pytest.raises(ModelError, match=r"missing; there is _orig_mod\.model\.embed_tokens\.weight: save the model"):
+        checkpoint_of(folder)
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_stored_types_hold_the_same_numbers_up_to_their_rounding(dtype: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, VARIANTS["llama"], dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_hub import COMMIT, fake_hub
@@ -140,7 +142,7 @@ def test_description_tells_eos_and_bos_ids(tmp_path: Path) -> None:
     (folder / "generation_config.json").unlink()
     assert describe(folder).eos_token_ids == (2,)
     (folder / "generation_config.json").write_text('{"eos_token_id": 131}')
-    with pytest.raises(ModelError, match="token id 131 is beyond the vocabulary of 131"):
+    with pytest.raises(ModelError, match=r"config\.json: eos_token_id 131 is beyond the vocabulary of 131"):
         describe(folder)
 
 
@@ -196,6 +198,27 @@ def test_a_path_at_which_nothing_is_says_so_and_what_is_near(tmp_path: Path, mon
         assert refused.value.message.startswith(start)
 
 
+def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:
+    """As a copy of a folder of the hub's cache has them."""
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "a.gguf").symlink_to("../../blobs/gone")
+    told = "is a link to ../../blobs/gone, which is not there; copy its folder with cp -rL"
+    for path, read in {
+        "a.gguf": lambda: describe(folder / "a.gguf"),
+        "tokenizer.json": lambda: read_tokenizer_files(folder),
+        "model.safetensors": lambda: open_files(find_weights(find_source(folder))),
+        "config.json": lambda: describe(folder),
+    }.items():
+        (folder / path).unlink()
+        (folder / path).symlink_to("../../blobs/gone")
+        with pytest.raises(ModelError) as refused:
+            read()
+        assert refused.value.message.startswith(f"{folder / path}: {told}")
+        if path == "a.gguf":
+            (folder / path).unlink()
+
+
 def test_git_lfs_pointer_is_named_with_what_fetches_it(tmp_path: Path) -> None:
     pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345678\n"
     folder = make_folder(tmp_path, VARIANTS["llama"], "F16")
@@ -247,6 +270,32 @@ def test_one_file_counts_before_an_index_of_files_that_are_gone(tmp_path: Path) 
     folder = make_folder(tmp_path, VARIANTS["llama"])
     (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "model-00001-of-00002.safetensors"}}')
     assert find_weights(find_source(folder)).weight_files == ("model.safetensors",)
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_what_mlx_quantized_is_refused_as_such(key: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"] | {key: {"group_size": 64, "bits": 4}})
+    with pytest.raises(ModelError, match=f"{key}: weights that MLX quantized are not supported; take the model"):
+        describe(folder)
+
+
+@pytest.mark.parametrize(
+    ("more", "hint"),
+    [
+        ({"architectures": ["LLaMAForCausalLM"]}, "is LlamaForCausalLM meant"),
+        (
+            {"architectures": ["Mine"], "auto_map": {"AutoModel": "modeling.Mine"}},
+            "the model comes with code of its own",
+        ),
+    ],
+)
+def test_an_unknown_architecture_is_told_with_what_may_be_wrong(
+    more: dict[str, Any], hint: str, tmp_path: Path
+) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    (folder / "config.json").write_text(json.dumps(VARIANTS["llama"] | more))
+    with pytest.raises(ModelError, match=f"is not supported; {hint}.*; known: LlamaForCausalLM, "):
+        describe(folder)
 
 
 def test_describing_needs_no_kernels_and_no_hub_client(tmp_path: Path) -> None:

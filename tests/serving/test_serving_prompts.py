@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from asking import request
 from stub_runtime import STUB, TOKENIZER, LocalServer, local_server
@@ -67,6 +68,27 @@ async def test_tokenize_is_what_is_run(runtime: LocalServer) -> None:
     await runtime.serving.generate(request(prompt=chat))
     assert runtime.engine.requests[-1].prompt == ids
     assert TOKENIZER.decode(ids, skip_special_tokens=False).endswith("assistant\n")
+
+
+async def test_a_token_that_only_the_tokenizer_has_is_refused_by_its_text(template: ChatTemplate) -> None:
+    size = TOKENIZER.vocab_size - 200  # as where tokens were added to a tokenizer, and to no model
+    word = next(
+        text
+        for token_id in range(size, TOKENIZER.vocab_size)
+        if TOKENIZER.encode(text := TOKENIZER.decode([token_id])) == (token_id,)
+    )
+    stub = msgspec.structs.replace(STUB, vocab_size=size)
+    messages = ({"role": "user", "content": word},)
+    async with local_server(template, stub=stub) as runtime:
+        for prompt, param in ((TextPrompt(text=word), "prompt"), (ChatPrompt(messages=messages), "messages")):
+            with pytest.raises(BadRequest, match=f"the token '{word}', which the model 'stub' does not have") as raised:
+                await runtime.serving.generate(request(prompt=prompt))
+            assert raised.value.param == param
+        banned = SamplingParams(temperature=0, bad_words=(word, "a"), dry_multiplier=0.5, dry_sequence_breakers=(word,))
+        await runtime.serving.generate(request(prompt=TextPrompt(text="a"), sampling=banned))
+        (sent,) = (asked.sampling for asked in runtime.engine.requests)
+        assert len(sent.banned_phrases) == 1
+        assert sent.dry_breaker_ids == ()
 
 
 @pytest.mark.parametrize("text", ["Once upon a time", "Hé, 東京! 🎉 naïve", "", " \n\t"])

@@ -237,6 +237,11 @@ def test_a_template_file_comes_before_the_config(tmp_path: Path) -> None:
     (tmp_path / "additional_chat_templates").mkdir()
     (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
     assert render_in(tmp_path, *TOOLS) == "with tools"
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_bytes(b"\xef\xbb\xbfwith a byte order mark")
+    assert render_in(tmp_path, *TOOLS) == "with a byte order mark"
+    for file in ("chat_template.jinja", "additional_chat_templates/tool_use.jinja"):
+        (tmp_path / file).write_text("\n")  # one without a template is none
+    assert render_in(tmp_path) == "from the config"
 
 
 def render_in(folder: Path, *tools: dict[str, Any]) -> str:

@@ -16,6 +16,7 @@ from dragoman.cli.logs import Logs
 from dragoman.cli.remote_engine import ORDER, remote_engine, served_alone
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
+from dragoman.core.serving import ModelCard
 from dragoman.dialects import made_dialects
 from dragoman.engine.messages import WorkerSettings
 from dragoman.engine_client.prespawn import PrespawnedWorker
@@ -210,12 +211,17 @@ def remote_plan(runtime: Runtime, address: str, remote: VllmClient, dialect: str
     return rows | _where(runtime, address, dialect)
 
 
+def answering(card: ModelCard) -> dict[str, str]:
+    """Return how a model's answers are sampled, and whether it chats."""
+    rows = {"sampling": card.sampling.words() or "from the model's own distribution"}
+    if card.generates and not card.has_chat_template:
+        rows["chat"] = "none: the model has no chat template (--chat-template gives it one)"
+    return rows
+
+
 def _where(runtime: Runtime, address: str, dialect: str) -> dict[str, str]:
     """Return how it samples, and its addresses."""
-    rows = {
-        "sampling": runtime.serving.model(None).sampling.words() or "from the model's own distribution",
-        "address": address,
-    }
+    rows = answering(runtime.serving.model(None)) | {"address": address}
     if not address.startswith("unix:"):
         near = reachable(address)
         if dialect in OPENAI_DIALECTS:

@@ -120,7 +120,7 @@ class Checkpoint:
         for module, size in zip(modules, sizes, strict=True):
             name = self._stored_name(module, parameter)
             if name not in self._tensors:
-                raise ModelError(f"{self.files.where}: tensor {name} is missing")
+                raise ModelError(f"{self.files.where}: tensor {name} is missing{self._similar(name)}")
             tensor = self._tensors[name]
             shape = parameter.stored or (size, *parameter.shape[1:])
             if self._is_transposed(parameter):
@@ -133,6 +133,16 @@ class Checkpoint:
                 raise tensor.fail(f"its type {tensor.dtype} is not supported; known: F32, F16, BF16")
             found.append(tensor)
         return tuple(found)
+
+    def _similar(self, name: str) -> str:
+        """What to tell who misses a tensor that is there under a longer name, as wrappers around a model save it."""
+        longer = next((each for each in self._tensors if each.endswith(f".{name}")), "")
+        if not longer:
+            return ""
+        return (
+            f"; there is {longer}: save the model itself, not what is around it (merge_and_unload() of PEFT, the "
+            "_orig_mod of torch.compile, the module of DistributedDataParallel)"
+        )
 
     def _modules(self, parameter: Parameter) -> tuple[str, ...]:
         """Return the tensor names of a parameter's parts."""

@@ -218,8 +218,12 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     eos = token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")
     bos = token_ids(generation, "bos_token_id") or token_ids(config, "bos_token_id")
-    if beyond := [i for i in (*eos, *bos) if i >= spec.vocab_size]:
-        raise ModelError(f"{folder}: token id {beyond[0]} is beyond the vocabulary of {spec.vocab_size}")
+    for key, ids in (("eos_token_id", eos), ("bos_token_id", bos)):
+        if beyond := [i for i in ids if i >= spec.vocab_size]:
+            file = "generation_config.json" if token_ids(generation, key) else "config.json"
+            raise ModelError(
+                f"{folder / file}: {key} {beyond[0]} is beyond the vocabulary of {spec.vocab_size} in config.json"
+            )
     stored = _stored_dtype(source, config.get("dtype") or config.get("torch_dtype"))
     scheme = find_scheme(folder, config)
     return ModelDescription(

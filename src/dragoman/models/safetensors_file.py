@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
 from dragoman.core.lfs_pointer import HEAD_BYTES, lfs_pointer_problem
@@ -192,7 +193,7 @@ def read_header(file: Path) -> Header:
             raw = stream.read(length)
         entries = json.loads(raw)
     except OSError as error:
-        raise ModelError(f"{file}: cannot be read: {error.strerror}") from None
+        raise ModelError(broken_link_problem(file) or f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{file}: its safetensors header is corrupt: {error}") from None
     if not isinstance(entries, dict):

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
 from dragoman.core.lfs_pointer import lfs_pointer_problem
 from dragoman.core.user_folders import expand_user
@@ -150,6 +151,8 @@ def require_repository_id(source: str) -> None:
 
 def _missing(source: str, path: Path) -> str:
     """What to tell who names a path at which there is nothing."""
+    if problem := broken_link_problem(path):
+        return problem
     parent = path.absolute().parent
     hint = ""
     if parent.is_dir():
@@ -175,6 +178,8 @@ def _find_in_folder(folder: Path, mmproj: str) -> Source:
         chosen = choose(models_among(path.name for path in folder.iterdir()), "", str(folder), "/")
         return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]), mmproj)
     if not (folder / "config.json").is_file():
+        if problem := broken_link_problem(folder / "config.json"):
+            raise ModelError(problem)
         raise ModelError(f"{folder} has no config.json and no *{SUFFIX}: it is not a model folder{_what_it_is(folder)}")
     _refuse_projector(mmproj, str(folder))
     return Source(folder.resolve().name, folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -48,6 +49,8 @@ from dragoman.serving.shared_streams import SharingEngine
 from dragoman.serving.worker_pool import WorkerPools
 from dragoman.text import ChatTemplate, Tokenizer
 from dragoman.text.tool_calls import reasoning_of, tool_calls_of
+
+log = logging.getLogger("dragoman.server")
 
 NO_SAMPLING = SamplingSettings()
 
@@ -383,6 +386,12 @@ class ModelLoader:
                 template.close()
             raise
         served = served_model(source, info, tokenizer, template, sampling)
+        if (first := await self._pools.models.run(lambda: served.first_unknown)) is not None:
+            log.warning(
+                "%s: texts with %r or a later token are refused: its tokenizer has more tokens than the %d that the "
+                "model has; is it another model's?",
+                *(source.name, tokenizer.token_text(first), info.vocab_size),
+            )
         serving = EngineServing(
             SharingEngine(engine) if self._settings.dedup else engine,
             served,
@@ -459,6 +468,7 @@ def served_model(
         generates=info.model.generates,
         images=image_info(vision),
     )
+    ends = (*tokenizer.eos_ids, *info.model.eos_token_ids)
     return ServedModel(
         card=card,
         tokenizer=tokenizer,
@@ -466,7 +476,7 @@ def served_model(
         context_tokens=context_tokens,
         encoder=encoder,
         vocab_size=info.vocab_size,
-        eos_ids=tuple(dict.fromkeys((*tokenizer.eos_ids, *info.model.eos_token_ids))),
+        eos_ids=tuple(each for each in dict.fromkeys(ends) if each < info.vocab_size),
         aliases=source.aliases,
         environment=Environment(
             model=source.name,

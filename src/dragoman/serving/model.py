@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
 
 from dragoman.core.capsule import Environment
+from dragoman.core.errors import BadRequest
 from dragoman.core.events import Token, TokenLogprob
 from dragoman.core.serving import ModelCard
 from dragoman.core.vocabulary import Vocabulary
@@ -72,6 +74,22 @@ class ServedModel(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary for grammars."""
         return self.tokenizer.vocabulary(self.vocab_size, self.eos_ids)
+
+    @cached_property
+    def first_unknown(self) -> int | None:
+        """Return the first id of the tokenizer that the model has no row for; None: it has one for each."""
+        ids = range(self.vocab_size, self.tokenizer.vocab_size)
+        return next((token_id for token_id in ids if self.tokenizer.token(token_id) is not None), None)
+
+    def require_known(self, token_ids: Sequence[int], param: str) -> None:
+        """Raise BadRequest where the tokenizer made a token of a text that the model has no row for: some tokenizers
+        were given tokens that their models were not."""
+        if self.first_unknown is None or not token_ids or (last := max(token_ids)) < self.vocab_size:
+            return
+        message = (
+            f"The text has the token {self.tokenizer.token_text(last)!r}, which the model '{self.card.name}' does not"
+        )
+        raise BadRequest(f"{message} have: it knows {self.vocab_size} tokens, and its tokenizer more.", param=param)
 
     @cached_property
     def mark_texts(self) -> dict[int, str]:

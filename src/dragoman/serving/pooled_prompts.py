@@ -53,6 +53,7 @@ async def read_pooled(
                 raise BadRequest(f"{message} Send the text itself.", param="input")
         case _:
             raise BadRequest("A vector is made of a text or of token ids.", param="input")
+    model.require_known(ids, "input")
     if not ids:
         raise BadRequest("The text is empty: it has no tokens.", param="input")
     if len(ids) > most:
@@ -98,6 +99,7 @@ async def _read_pair(
         return pooling, ids
 
     pooling, ids = await reader.in_thread(chars, work, "documents")
+    model.require_known(ids, "documents")
     if len(ids) > most:
         raise overflow(model, f"query and document have {len(ids)}", "documents", prompt_tokens=len(ids))
     return pooling, ids

@@ -52,7 +52,9 @@ class PromptReader:
                 ids = await self._maybe_inline(chars, lambda: self._filled(prompt), "suffix")
             case PairPrompt():
                 raise UnsupportedFeature("A query with a document is compared, and generates nothing.", param="prompt")
-        return ids or self._beginning()
+        ids = ids or self._beginning()
+        self._model.require_known(ids, {ChatPrompt: "messages", FillPrompt: "suffix"}.get(type(prompt), "prompt"))
+        return ids
 
     async def tokens(self, text: str, add_special_tokens: bool, *, bounded: bool = True) -> tuple[PromptToken, ...]:
         """Return the tokens of a text that is not generated from. Raises as ``read`` does."""
@@ -209,8 +211,10 @@ class BadWordsReader:
 
     def _in_tokens(self, sampling: SamplingParams, breakers: tuple[str, ...]) -> SamplingParams:
         phrases = [self._encoded(word, "bad_words") for word in sampling.bad_words]
+        phrases = [phrase for phrase in phrases if self._possible(phrase)]
         # After a letter, and the last token of it: a break between words may be one token with what precedes it.
         ends = [self._encoded(f"a{text}", "dry_sequence_breakers")[-1:] for text in breakers]
+        ends = [end for end in ends if self._possible(end)]
         return msgspec.structs.replace(
             sampling,
             bad_words=(),
@@ -218,6 +222,10 @@ class BadWordsReader:
             dry_sequence_breakers=(),
             dry_breaker_ids=(*sampling.dry_breaker_ids, *(token_id for end in ends for token_id in end)),
         )
+
+    def _possible(self, token_ids: tuple[int, ...]) -> bool:
+        """Return whether the model can say the tokens: its tokenizer may have some that it has no row for."""
+        return max(token_ids, default=0) < self._model.vocab_size
 
     def _encoded(self, text: str, param: str) -> tuple[int, ...]:
         try:

@@ -256,8 +256,9 @@ def read_templates(folder: Path) -> dict[str, str]:
     paths = {path.stem: path for path in sorted(folder.glob("additional_chat_templates/*.jinja"))}
     if (folder / "chat_template.jinja").is_file():
         paths["default"] = folder / "chat_template.jinja"
-    if paths:
-        return {name: _read_text(path) for name, path in paths.items()}
+    # An empty file is none: it would render every conversation as nothing.
+    if templates := {name: text for name, path in paths.items() if (text := _read_text(path)).strip()}:
+        return templates
     for path in (folder / "tokenizer_config.json", folder / "chat_template.json"):
         if path.is_file() and (templates := _templates_in(path)):
             return templates
@@ -267,7 +268,7 @@ def read_templates(folder: Path) -> dict[str, str]:
 def _templates_of(file: Path) -> dict[str, str]:
     """Return the templates of a named file. Raises ModelError if it has none."""
     templates = _templates_in(file) if file.suffix == ".json" else {"default": _read_text(file)}
-    if not templates:
+    if not any(text.strip() for text in templates.values()):
         raise ModelError(f"{file}: there is no chat template in it")
     return templates
 
@@ -286,7 +287,7 @@ def _templates_in(path: Path) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text("utf-8")
+        return path.read_text("utf-8-sig")  # editors on Windows begin files with a mark, which is no part of a prompt
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: {error}") from error
 

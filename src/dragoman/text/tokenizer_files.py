@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
+from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
 from dragoman.core.lfs_pointer import lfs_pointer_problem
 
@@ -29,7 +30,15 @@ _GPT2_NAMES = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftex
 _GPT2_MODELS = frozenset({"gpt2", "gpt_neo", "gptj", "opt", "phi", "codegen", "starcoder2", "dbrx", "jais2"})
 
 # These hold a vocabulary, but not how to split text into it: that is in the code of the class that reads them.
-_FOREIGN_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "*.model", "*.tiktoken", "vocab.txt")
+_FOREIGN_FILES = (
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "vocab.txt",
+)
 
 # Most files have the key without a prefix. An escape that could spell the key in another way is checked as well.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(?!\s|null|"")|\\u00[567]')
@@ -115,6 +124,8 @@ def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
             return parse_pipeline(document)
         except Exception as error:  # the library raises plain Exception for every malformed file
             raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
+    if problem := broken_link_problem(path):
+        raise ModelError(problem)
     if _is_gpt2(folder):
         return _read_gpt2_pipeline(folder, settings)
     foreign = next((found for pattern in _FOREIGN_FILES for found in sorted(folder.glob(pattern))), None)
@@ -201,7 +212,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from error
     if not isinstance(value, dict):

@@ -156,7 +156,12 @@ def _architecture(values: dict[str, Any]) -> str:
     if not names and (found := _BY_MODEL_TYPE.get(str(values.get("model_type")))):
         return found
     requested = ", ".join(names) or f"model_type {values.get('model_type')!r}"
-    raise ModelError(f"architecture {requested} is not supported; known: {', '.join(FAMILIES)}")
+    hint = ""
+    if near := next((name for name in FAMILIES if name.lower() == requested.lower()), ""):
+        hint = f"; is {near} meant?"
+    elif values.get("auto_map"):
+        hint = "; the model comes with code of its own (auto_map), which is never run"
+    raise ModelError(f"architecture {requested} is not supported{hint}; known: {', '.join(FAMILIES)}")
 
 
 _OTHERS = {other: architecture for architecture, family in FAMILIES.items() for other in family.others}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
 
 SUFFIX = ".gguf"
@@ -88,5 +89,7 @@ def files_of(path: Path) -> tuple[Path, ...]:
     """Return all files of the model that a file is (a part of). Raises ModelError naming a missing one."""
     files = tuple(path.parent / name for name in part_names(path.name).files)
     if missing := [file for file in files if not file.is_file()]:
+        if problem := broken_link_problem(missing[0]):
+            raise ModelError(problem)
         raise ModelError(f"{missing[0]} is missing: the model is in {len(files)} files")
     return files

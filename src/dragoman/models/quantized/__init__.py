@@ -51,6 +51,7 @@ def find_scheme(folder: Path, config: Mapping[str, Any]) -> Scheme | None:
             raise ModelError(f"config.json: {key} must be an object, got {str(values)[:80]}")
         if values:
             return _read(values, f"config.json: {key}", method)
+    _refuse_mlx(config.get("quantization"), "config.json: quantization")
     for name, method in CONFIG_FILES.items():
         if (folder / name).is_file():
             return _read(read_json(folder / name), name, method)
@@ -65,9 +66,20 @@ def join_quantized(files: TensorFiles, scheme: Scheme) -> TensorFiles:
     return TensorFiles(scheme.join(stored), files.files, files.where, upright)
 
 
+def _refuse_mlx(values: object, where: str) -> None:
+    """Raise ModelError for the options of MLX, which names no method."""
+    if isinstance(values, dict) and {"group_size", "bits"} <= values.keys():
+        raise ModelError(
+            f"{where}: weights that MLX quantized are not supported; take the model that they were made of, or one in "
+            "GGUF"
+        )
+
+
 def _read(values: dict[str, Any], where: str, default: str | None) -> Scheme:
     old = "bitsandbytes" if "load_in_8bit" in values or "load_in_4bit" in values else default
     method = values.get("quant_method") or old
+    if method is None:
+        _refuse_mlx(values, where)
     if not isinstance(method, str) or method not in SCHEMES:
         raise ModelError(f"{where}: the method {method!r} is not supported; known: {', '.join(SCHEMES)}")
     from dragoman.models.quantized.scheme import Options
