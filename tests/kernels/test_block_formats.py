@@ -104,6 +104,19 @@ def test_product_equals_the_reference(kind: Type, rows: int, n: int, groups: int
     assert (np.abs(kernels.linear(x, matrix, bias) - expected) <= 2e-6 * magnitude).all()
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 21])
+@pytest.mark.usefixtures("instruction_set")
+def test_mxfp4_has_the_bits_of_its_numbers_in_int8(rows: int) -> None:
+    """Twice the numbers are integers, and half the scales are float16: the same sums, of half the bytes."""
+    blocks = random_blocks(Type.MXFP4, 70, width(Type.MXFP4, 9))
+    matrix, floats = pack(Type.MXFP4, blocks)
+    scales = np.ldexp(np.float16(1), blocks.reshape(70, -1, 17)[..., 0].astype(np.int32) - 128).astype(np.float16)
+    values = (floats / np.repeat(scales.astype(np.float32), 32, axis=1)).astype(np.int8)
+    integers = kernels.pack_codes(values, scales, None, "int8")
+    x = random_floats(4, rows, floats.shape[1])
+    np.testing.assert_array_equal(kernels.linear(x, matrix), kernels.linear(x, integers))
+
+
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.usefixtures("instruction_set")
 def test_a_row_has_the_same_bits_alone_and_in_any_batch(kind: Type) -> None:

@@ -234,11 +234,13 @@ def with_whole_images(spec: DecoderSpec, settings: ModelSettings) -> ModelSettin
 
 def chosen_formats(description: ModelDescription, requested: RequestedPrecision) -> dict[str, Format]:
     """Return the formats of already quantized matrices: their own, or groups of int8, which hold all integers of files,
-    or, of a type of ggml that has such groups, int4 with minimums."""
-    kept = {name: form for name, form in description.formats.items() if requested in ("auto", form.precision)}
+    or, of a type of ggml that has such groups, int4 with minimums. MXFP4 stays at int8 too: its products have the bits
+    that its numbers have in int8, of twice the bytes."""
+    own = ("int8", "mxfp4") if requested == "int8" else (requested,)
+    kept = {name: form for name, form in description.formats.items() if requested == "auto" or form.precision in own}
     if requested == "int8":
         smaller = ((name, form) for name, form in description.formats.items() if form.precision not in PRECISIONS[:3])
-        kept |= {name: Format("int8", order=form.order) for name, form in smaller}
+        kept |= {name: Format("int8", order=form.order) for name, form in smaller if name not in kept}
     if requested == "int4":
         q4_k = (name for name, form in description.formats.items() if form.precision == "q4_k")
         kept |= {name: Format("int4", minimum=True) for name in q4_k}
