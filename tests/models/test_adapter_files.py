@@ -170,6 +170,26 @@ def test_tensors_are_refused_by_name(
         raise ModelError(message)
 
 
+def test_what_is_no_adapter_is_told_as_what_it_is(tmp_path: Path) -> None:
+    def told(source: Path) -> str:
+        with pytest.raises(ModelError) as refused:
+            models.find_adapter(source)
+        return refused.value.message
+
+    write(tmp_path / "runs" / "checkpoint-9")
+    assert told(tmp_path / "runs").endswith(f"; is {tmp_path / 'runs' / 'checkpoint-9'} meant?")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "config.json").write_text("{}")
+    assert told(tmp_path / "whole").endswith("; it is a whole model, which is served by itself")
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    assert "adapters are not read from GGUF files" in told(tmp_path / "a.gguf")
+    weights = tmp_path / "runs" / "checkpoint-9" / "adapter_model.safetensors"
+    weights.rename(weights.with_name("adapters.safetensors"))
+    assert "mlx_lm.fuse" in told(weights.parent)
+    weights.symlink_to("../../blobs/gone")
+    assert told(weights.parent).startswith(f"{weights}: is a link to ../../blobs/gone, which is not there")
+
+
 def test_missing_and_pickled_files_are_refused(model: Model, tmp_path: Path) -> None:
     assert "has no adapter_config.json" in refusal(model, str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{", encoding="utf-8")

@@ -28,13 +28,15 @@ _APPLIED = frozenset(
 # Initializations that leave the model's own weights unchanged. The others (PiSSA, OLoRA, LoftQ, CorDA …) subtract the
 # adapter's start from them, so that it fits the changed weights only.
 _HARMLESS_INIT = (True, False, "gaussian", "eva", "orthogonal", "mica")
+_MERGE = "merge it into the model with merge_and_unload() of peft"
 _HINTS = {
-    "modules_to_save": "whole modules trained with the adapter; merge them into the model with "
-    "merge_and_unload() of peft",
+    "modules_to_save": f"whole modules trained with the adapter; {_MERGE}",
     "init_lora_weights": "such an adapter fits changed weights of the model only; convert it with "
     "path_initial_model_for_weight_conversion of peft",
-    "lora_bias": "biases trained with the adapter",
-    "bias": "biases trained with the adapter",
+    "lora_bias": f"biases trained with the adapter; {_MERGE}",
+    "bias": f"biases trained with the adapter; {_MERGE}",
+    "trainable_token_indices": f"rows of the embedding trained with the adapter; {_MERGE}",
+    "target_parameters": f"parameters that are no layers of their own; {_MERGE}",
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
 from dragoman.core.user_folders import expand_user
 from dragoman.models.adapters.config import CONFIG_NAME
@@ -11,6 +12,7 @@ from dragoman.models.hub import download_small
 from dragoman.models.source import is_repository_id
 
 WEIGHTS_NAME = "adapter_model.safetensors"
+_OF_MLX = "adapters.safetensors"
 _PICKLED = ("adapter_model.bin", "adapter_model.pt", "adapter_model.pth")
 
 
@@ -37,7 +39,8 @@ def _folder(source: str | Path, revision: str | None, token: str | None, names: 
     folder = expand_user(source)
     if folder.exists():
         if not folder.is_dir():
-            raise ModelError(f"{folder} is a file; name the folder that holds {CONFIG_NAME} and {WEIGHTS_NAME}")
+            gguf = ": adapters are not read from GGUF files" if folder.suffix == ".gguf" else ""
+            raise ModelError(f"{folder} is a file{gguf}; name the folder that holds {CONFIG_NAME} and {WEIGHTS_NAME}")
         if revision is not None:
             raise ModelError(f"{folder} is a folder, which has no revision {revision}")
     elif is_repository_id(str(source)):
@@ -52,9 +55,16 @@ def require_files(folder: Path) -> None:
     _require_config(folder)
     if (folder / WEIGHTS_NAME).is_file():
         return
+    if problem := broken_link_problem(folder / WEIGHTS_NAME):
+        raise ModelError(problem)
+    if (folder / _OF_MLX).is_file():
+        raise ModelError(
+            f"{folder / _OF_MLX} is an adapter of MLX, whose layout is not PEFT's; join it to its model with "
+            "mlx_lm.fuse"
+        )
     pickled = [name for name in _PICKLED if (folder / name).is_file()]
     found = (
-        f"{folder / pickled[0]} is" if pickled else f"{folder} has no {WEIGHTS_NAME}; one of {', '.join(_PICKLED)} is"
+        f"{folder / pickled[0]} is" if pickled else f"{folder} has no {WEIGHTS_NAME}; where {_PICKLED[0]} is, that is"
     )
     raise ModelError(
         f"{found} a pickle file, which can run any code when it is opened, so it is not read. Convert the adapter "
@@ -63,5 +73,13 @@ def require_files(folder: Path) -> None:
 
 
 def _require_config(folder: Path) -> None:
-    if not (folder / CONFIG_NAME).is_file():
-        raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT")
+    if (folder / CONFIG_NAME).is_file():
+        return
+    if problem := broken_link_problem(folder / CONFIG_NAME):
+        raise ModelError(problem)
+    hint = ""
+    if (folder / "config.json").is_file():
+        hint = "; it is a whole model, which is served by itself"
+    elif inside := sorted(path.parent for path in folder.glob(f"*/{CONFIG_NAME}")):
+        hint = f"; is {inside[-1]} meant?" if len(inside) == 1 else f"; name one inside of it, as {inside[-1]}"
+    raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT{hint}")

@@ -97,7 +97,10 @@ def _place(
     parts = _NAME.fullmatch(tensor.name)
     if parts is None:
         if ".lora_embedding_" in tensor.name:
-            raise tensor.fail("changes of the embedding are not supported")
+            raise tensor.fail(
+                "changes of the embedding are not supported; merge the adapter into the model with merge_and_unload() "
+                "of peft"
+            )
         raise tensor.fail("is not a LoRA matrix; whole modules and biases are not supported")
     name = family.canonical(parts["module"].removeprefix(_PREFIX))
     for candidate in (name, f"{family.base}{name}"):
