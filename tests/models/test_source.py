@@ -16,6 +16,7 @@ from small_models import VARIANTS, make_folder
 
 from dragoman.core.errors import ModelError
 from dragoman.models import describe, embedded_path
+from dragoman.models.safetensors_file import read_safetensors
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.text.tokenizer_files import read_tokenizer_files
 
@@ -196,6 +197,21 @@ def test_a_path_at_which_nothing_is_says_so_and_what_is_near(tmp_path: Path, mon
             describe(path)
         start = f"there is no folder or file {path}{hint} (a model of the hub"
         assert refused.value.message.startswith(start)
+
+
+def test_a_web_page_in_the_place_of_a_file_is_told_as_one(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"])
+    page = b"\n<!DOCTYPE html>\n<html><head><title>model.safetensors</title></head></html>" * 9
+    for name in ("tokenizer.json", "a.gguf", "model.safetensors", "config.json"):
+        (folder / name).write_bytes(page)
+    for name, read in {
+        "a.gguf": lambda: describe(folder / "a.gguf"),
+        "tokenizer.json": lambda: read_tokenizer_files(folder),
+        "model.safetensors": lambda: read_safetensors(folder, ["model.safetensors"]),
+        "config.json": lambda: describe(folder),
+    }.items():
+        with pytest.raises(ModelError, match=rf"{name}: is a web page, .* addresses of files have /resolve/"):
+            read()
 
 
 def test_a_link_to_nothing_is_told_as_one(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelError
-from dragoman.core.lfs_pointer import lfs_pointer_problem
+from dragoman.core.stand_ins import stand_in_problem
 
 _LARGEST_FILE_BYTES = 8 << 20  # configs are a few kilobytes; a larger file is something else
 
@@ -39,7 +39,7 @@ def read_value(path: Path) -> object:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise ModelError(f"{path}: too large for a configuration file")
         content = path.read_bytes()
-        if problem := lfs_pointer_problem(path, content):
+        if problem := stand_in_problem(path, content):
             raise ModelError(problem)
         value: object = json.loads(content)
         return value

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
-from dragoman.core.lfs_pointer import HEAD_BYTES, lfs_pointer_problem
+from dragoman.core.stand_ins import HEAD_BYTES, broken_link_problem, stand_in_problem
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles
 
 if TYPE_CHECKING:
@@ -184,7 +183,7 @@ def read_header(file: Path) -> Header:
         size = file.stat().st_size
         with file.open("rb") as stream:
             head = stream.read(HEAD_BYTES)
-            if problem := lfs_pointer_problem(file, head):
+            if problem := stand_in_problem(file, head):
                 raise ModelError(problem)
             length = int.from_bytes(head[:8], "little")
             if size < 8 or not 0 < length <= min(size - 8, _LARGEST_HEADER_BYTES):

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
-from dragoman.core.lfs_pointer import lfs_pointer_problem
+from dragoman.core.stand_ins import broken_link_problem, stand_in_problem
 from dragoman.core.user_folders import expand_user
 from dragoman.models import gguf, hub
 from dragoman.models.config import read_json
@@ -130,7 +129,7 @@ def find_source(
     if path.is_file() and is_gguf(path):
         return _gguf_source(part_names(path.name).name, files_of(path), mmproj)
     if path.exists():
-        if problem := lfs_pointer_problem(path, head_of(path)):
+        if problem := stand_in_problem(path, head_of(path)):
             raise ModelError(problem)
         raise ModelError(
             f"{path} is a file; name the folder that holds config.json and the *.safetensors files, or a GGUF file"

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
-from dragoman.core.lfs_pointer import lfs_pointer_problem
+from dragoman.core.stand_ins import broken_link_problem, stand_in_problem
 
 _Result = TypeVar("_Result")
 
@@ -118,7 +117,7 @@ def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     path = folder / "tokenizer.json"
     if path.is_file():
         document = path.read_bytes()
-        if problem := lfs_pointer_problem(path, document):
+        if problem := stand_in_problem(path, document):
             raise ModelError(problem)
         try:
             return parse_pipeline(document)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
+from dragoman.core.stand_ins import broken_link_problem
 from dragoman.core.user_folders import expand_user
 from dragoman.models.adapters.config import CONFIG_NAME
 from dragoman.models.hub import download_small

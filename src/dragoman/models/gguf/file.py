@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
-from dragoman.core.lfs_pointer import HEAD_BYTES, lfs_pointer_problem
+from dragoman.core.stand_ins import HEAD_BYTES, stand_in_problem
 from dragoman.models.gguf.block_types import BLOCK_TYPES, INTEGERS, INTEGERS_NAME, BlockType, type_name
 from dragoman.models.gguf.parts import MAGIC
 
@@ -121,7 +121,7 @@ class _Reader:
 
     def _read_version(self) -> int:
         if self._size < 4 or bytes(self._take(4)) != MAGIC:
-            problem = lfs_pointer_problem(self._path, os.pread(self._file, HEAD_BYTES, 0))
+            problem = stand_in_problem(self._path, os.pread(self._file, HEAD_BYTES, 0))
             raise ModelError(problem or f"{self._path}: is not a GGUF file")
         version = self._number("<I")
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from dragoman.core.broken_link import broken_link_problem
 from dragoman.core.errors import ModelError
+from dragoman.core.stand_ins import broken_link_problem
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
