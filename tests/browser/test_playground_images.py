@@ -151,6 +151,9 @@ def test_a_request_with_an_image_is_shown_short_and_copied_whole(playground: Pla
     own.get_by_role("button", name="Copy").click()
     own.get_by_role("button", name="Copied").wait_for()
     assert url_of(image) in page.evaluate("navigator.clipboard.readText()")
+    ollama = page.get_by_role("region", name="ollama")
+    ollama.wait_for()
+    assert "characters more⟩" in ollama.locator("code").first.inner_text()
 
 
 def test_a_model_that_sees_nothing_is_offered_no_images(page: Page, blind: RunningServer) -> None:

@@ -100,6 +100,25 @@ def test_every_dialect_gives_the_same_answer(server: RunningServer) -> None:
     assert answers == dict.fromkeys(answers, (text, tokens))
 
 
+def test_a_picture_is_explained_in_the_form_of_every_dialect_that_takes_it(server: RunningServer) -> None:
+    told = asked(server, "/explain", {"path": "/openai/v1/chat/completions", "body": chat(), "tokens": False})
+    others = {each["dialect"]: each for each in told["others"]}
+    text, _ = openai(server)
+    lost = {name: {each["parameter"] for each in other["lost"]} for name, other in others.items()}
+    assert {name for name, names in lost.items() if "images" not in names} == {
+        *("tgi", "friendli", "octoai", "ollama", "anthropic")
+    }
+    answer = asked(server, others["anthropic"]["path"], others["anthropic"]["body"])
+    assert answer["content"][0]["text"] == text
+    answer = asked(server, others["ollama"]["path"], others["ollama"]["body"] | {"stream": False})
+    assert answer["message"]["content"] == text
+    # And back: of Anthropic's request the one of OpenAI.
+    told = asked(server, "/explain", {key: others["anthropic"][key] for key in ("path", "body")} | {"tokens": False})
+    (back,) = (each for each in told["others"] if each["dialect"] == "openai")
+    assert not back["lost"]
+    assert asked(server, back["path"], back["body"])["choices"][0]["message"]["content"] == text
+
+
 def test_plain_prompts_have_images_too(server: RunningServer) -> None:
     body = {"inputs": f"![]({url()}){TEXT}", "parameters": {"max_new_tokens": 8, "details": True}}
     tgi = asked(server, "/tgi/generate", body)

@@ -17,6 +17,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from dragoman.dialects.api import Dialect, Operation
 from dragoman.dialects.explain_fields import inner_table, shown
+from dragoman.dialects.explain_messages import choice_forms, conversations, tool_forms
 from dragoman.dialects.field import Field, Row, Table, Treatment
 from dragoman.dialects.field_types import Boolean, OneOf, String, Wrapped
 
@@ -42,13 +43,15 @@ class Source(NamedTuple):
     """A request to express in other dialects.
 
     ``values``: its parameters, as ``flattened`` returns them. ``wires``: by parameter, the wire's values of the first
-    dialect. ``body``: its body. ``text``: its prompt as text; None where that is unknown.
+    dialect. ``body``: its body. ``text``: its prompt as text; None where that is unknown. ``messages``: of a chat, as
+    the core was asked, with the sources of images.
     """
 
     values: dict[str, Any]
     wires: dict[str, Any]
     body: Mapping[str, Any]
     text: str | None
+    messages: Sequence[Mapping[str, Any]] = ()
 
 
 def generates(operation: Operation) -> bool:
@@ -108,12 +111,13 @@ def wires_of(table: Table, body: Any) -> dict[str, Any]:
 def first_bodies(table: Table, source: Source, model: str) -> list[dict[str, Any]]:
     """Return the smallest bodies with the prompt: the fields that the table requires, and no parameters.
 
-    They differ in how the prompt is given: as it was, as text, as token ids.
+    They differ in how the prompt is given: as it was, in other forms of a conversation, as text, as token ids.
     """
     wanted = next((each for each in (_MESSAGES, *_TEXTS) if each in table.rows), "")
     given = (source.wires.get(wanted), *(source.wires.get(each) for each in _TEXTS), source.values.get(wanted))
     forms = [_builtins(each) for each in (*given, source.text, source.values.get("prompt")) if each is not None]
     if wanted == _MESSAGES:
+        forms[1:1] = conversations(source.messages)
         forms += [[{"role": "user", "content": form}] for form in forms if isinstance(form, str)]
     texts_first = sorted(forms, key=lambda form: form == _builtins(source.values.get("prompt.token_ids")))
     found: list[dict[str, Any]] = []
@@ -139,17 +143,21 @@ def _require(table: Table, body: dict[str, Any], model: str) -> None:
 
 
 def with_switches(table: Table, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the body with each of the dialect's own switches turned on that it does not have."""
+    """Yield the body with each of the dialect's own switches turned on that it does not have; and turned off, of a
+    switch that has other values too and may be on where it is absent."""
     for path, field in _fields_of(table, ()):
-        if field.becomes or field.treatment is not Treatment.HONOURED or not isinstance(field.kind, Boolean):
+        if field.becomes or field.treatment is not Treatment.HONOURED:
             continue
-        copied: dict[str, Any] = _builtins(body)
-        place: Any = copied
-        for name in path[:-1]:
-            place = place.setdefault(name, {}) if isinstance(place, dict) else None
-        if isinstance(place, dict) and path[-1] not in place:
-            place[path[-1]] = True
-            yield copied
+        is_plain = isinstance(field.kind, Boolean)
+        is_switch = is_plain or any(isinstance(each, Boolean) for each in _kinds(field.kind))
+        for value in (True,) if is_plain else (False, True) if is_switch else ():
+            copied: dict[str, Any] = _builtins(body)
+            place: Any = copied
+            for name in path[:-1]:
+                place = place.setdefault(name, {}) if isinstance(place, dict) else None
+            if isinstance(place, dict) and path[-1] not in place:
+                place[path[-1]] = value
+                yield copied
 
 
 def _fields_of(table: Table, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Field]]:
@@ -171,7 +179,7 @@ def with_parameters(table: Table, body: dict[str, Any], source: Source, has: Map
             continue
         for row in rows:
             value = _wire_of(row, target, source)
-            if value is not None:
+            if value is not None and value != {}:
                 _put(body, row.path, value)
                 break
     for field in table.fields:  # what the dialects call alike and keep to themselves
@@ -258,7 +266,12 @@ def _free(constraint: Any) -> Any:
 
 def _candidates(field: Field, target: str, source: Source) -> Iterator[Any]:
     if target in source.wires:
-        yield source.wires[target]
+        wire = source.wires[target]
+        yield wire
+        if target == "tools.functions":
+            yield from tool_forms(wire)
+        elif target == "tools.choice":
+            yield from choice_forms(wire)
     value = source.values.get(target)
     if value is None:
         return

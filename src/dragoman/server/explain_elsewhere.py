@@ -13,6 +13,7 @@ import msgspec
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.explanation import Explanation
+from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Dialect, Operation
 from dragoman.dialects.dry_run import Check, DryRun, Outer, dry_run
@@ -69,7 +70,9 @@ class Elsewhere:
         values = flattened(first.explained.request) | {_MAX_TOKENS: first.explained.max_tokens}
         wires = {} if table is None else wires_of(table, body)
         self._like = () if table is None else tuple(table.rows)
-        self._source = Source(values, wires, body if isinstance(body, dict) else {}, first.explained.text)
+        prompt = first.run.asked[0].request.prompt
+        messages = prompt.messages if isinstance(prompt, ChatPrompt) else ()
+        self._source = Source(values, wires, body if isinstance(body, dict) else {}, first.explained.text, messages)
         self._ignored = frozenset() if "seeds" in wires else frozenset({"seeds"})
 
     async def find(self, dialect: Dialect) -> InDialect | None:
@@ -134,7 +137,8 @@ class Elsewhere:
             return flattened(request)
 
     def _left(self, made: DryRun) -> int:
-        return len(losses(self._source.values, self._values(made), self._ignored))
+        asked, gets = self._source.values, self._values(made)
+        return len(losses(asked, gets, self._ignored)) + (_switched_on(asked) != _switched_on(gets))
 
     async def _compared(self, dialect: Dialect, operation: Operation, body: dict[str, Any], made: DryRun) -> InDialect:
         asked, streamed = made.asked[0]
@@ -156,6 +160,11 @@ class Elsewhere:
     def _failed(self, dialect: Dialect, operation: Operation, body: Mapping[str, Any], message: str) -> InDialect:
         path = f"/{dialect.name}{operation.path}"
         return InDialect(dialect=dialect.name, method=operation.method, path=path, body=body, error=message)
+
+
+def _switched_on(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables of the chat template that are on: what is off is mostly as if it were absent."""
+    return {name: value for name, value in (values.get("prompt.template_kwargs") or {}).items() if value}
 
 
 def _other_prompt(asked: Explanation, gets: Explanation) -> list[Lost]:

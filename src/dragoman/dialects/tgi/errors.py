@@ -13,6 +13,7 @@ from dragoman.core.errors import (
     DragomanError,
     EngineUnavailable,
     Forbidden,
+    GenerationFailed,
     MethodNotAllowed,
     ModelNotFound,
     NotFound,
@@ -73,12 +74,16 @@ class MissingVariable(Fault):
 
 
 class ToolFault(Fault):
-    """Tools that cannot be offered, or a call that cannot be read."""
+    """Tools that cannot be offered."""
 
     error_type = "tool_error"
 
     def __init__(self, message: str) -> None:
         super().__init__(f"Tool error: {message}")
+
+
+class CallFault(ToolFault, GenerationFailed):
+    """A call that cannot be read: the model did not end it."""
 
 
 class SuffixFault(Fault):

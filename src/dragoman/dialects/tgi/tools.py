@@ -19,7 +19,7 @@ from dragoman.core.constraint import JsonSchema
 from dragoman.core.entropy import token_hex
 from dragoman.dialects.field import CoreParams, Field, Table
 from dragoman.dialects.field_types import Anything, ListOf, OneOf, String
-from dragoman.dialects.tgi.errors import InvalidInput, ToolFault
+from dragoman.dialects.tgi.errors import CallFault, InvalidInput, ToolFault
 from dragoman.text.call_parser import CallArguments, CallStart, Part
 
 NO_TOOL = "no_tool"
@@ -368,10 +368,10 @@ class CallReader:
         return []
 
 
-def unparsable(reason: str, text: str) -> ToolFault:
+def unparsable(reason: str, text: str) -> CallFault:
     """Return the error for a text that is no call."""
     shown = text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "..."
-    return ToolFault(f'Failed to parse generated text: {reason} "{shown}"')
+    return CallFault(f'Failed to parse generated text: {reason} "{shown}"')
 
 
 def next_call_id(messages: Iterable[Mapping[str, Any]]) -> str:
