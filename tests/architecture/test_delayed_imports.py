@@ -21,7 +21,6 @@ DELAYED = {
     "server/keys.py": {"dragoman.core.rate_windows"},
     "server/kv_events.py": {"zmq"},
     "server/quotas.py": {"dragoman.core.rate_windows"},
-    "server/signals.py": {"asyncio"},
     "server/tracing.py": {
         "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
         "opentelemetry.sdk.resources",

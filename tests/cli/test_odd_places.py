@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import os
 import resource
@@ -13,8 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from dragoman.cli import console
+from dragoman.cli.command_line import NO_FILES, NO_MEMORY, NO_PROCESSES, told
 from dragoman.cli.plain_text import use_what_terminals_have
-from dragoman.core.user_folders import NO_HOME, ensure_home_variable, expand_user
+from dragoman.cli.serve import LEAST_FILES, check_open_files
+from dragoman.core.errors import DragomanError
+from dragoman.core.user_folders import NO_HOME, ensure_home_variable, expand_user, make_private_folder, unusable
 
 _PR_CAPBSET_DROP = 24  # linux/prctl.h
 _OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH of linux/capability.h
@@ -124,3 +129,69 @@ def test_a_broken_file_of_the_folder_hinders_no_command_that_has_no_options(tmp_
     done = run("plan", home=home)
     assert done.returncode == 2
     assert "dragoman.toml: Invalid value" in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_a_folder_that_cannot_be_used_is_known_before_it_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert unusable(tmp_path) == unusable(tmp_path / "a" / "b") == ""
+    assert unusable(tmp_path / "file") == f"{tmp_path}/file is not a folder"
+    assert unusable(tmp_path / "file" / "a") == f"{tmp_path}/file/a: Not a directory"
+    assert unusable(tmp_path / "link" / "a") == f"{tmp_path}/link is a link to what is not there"
+    assert unusable(Path("/proc/a")) == "" or os.getuid() != 0
+    with pytest.raises(NotADirectoryError, match="Not a directory"):
+        make_private_folder(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (MemoryError(), NO_MEMORY),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), NO_PROCESSES),
+        (RuntimeError("can't start new thread"), NO_PROCESSES),
+        (OSError(errno.EMFILE, "Too many open files", "/a"), f"/a: {NO_FILES}"),
+        (UnicodeEncodeError("utf-8", "/b\udcff", 2, 3, "surrogates not allowed"),
+         "'/b\\udcff' is not UTF-8: choose another name, or a locale with UTF-8 (LC_ALL=C.UTF-8)"),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_limits_of_the_system_are_told_with_what_raises_them(error: Exception, said: str) -> None:
+    assert told(error) == said
+
+
+def test_an_error_is_told_where_nothing_more_can_be_loaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing() -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(console, "notes", missing)
+    console.error("no [memory]")
+    assert capsys.readouterr().err == "error: no [memory]\n"
+
+
+def test_a_server_that_may_open_too_few_files_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (20, 20))
+    with pytest.raises(DragomanError, match=f"20 files may be open here, and a server needs {LEAST_FILES}"):
+        check_open_files()
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (20, LEAST_FILES))
+    check_open_files()
+
+
+SIGNALLED = """
+import os, signal, sys
+os.getpid, own = lambda: 1, os.getpid()
+from dragoman.cli import handle_signals
+handle_signals(sys.argv[1:])
+os.kill(own, signal.SIGHUP)
+print("alive", flush=True)
+os.kill(own, signal.SIGTERM)
+"""
+
+
+@pytest.mark.parametrize(("command", "said", "code"), [("serve", "alive\n", 143), ("plan", "", -1)])
+def test_the_first_process_of_a_container_ends_at_sigterm_and_a_server_survives_sighup(
+    command: str, said: str, code: int
+) -> None:
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode, done.stderr) == (said, code, "")

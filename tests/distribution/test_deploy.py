@@ -15,6 +15,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import dragoman
+from dragoman.cli.configuration import usual_places
 from dragoman.dialects import made_dialects
 from dragoman.server.accounts import Accounts
 from dragoman.server.app_context import named_in_metrics
@@ -158,10 +159,18 @@ def test_the_image_is_made_of_what_is_there_and_runs_without_rights(
     assert last == "server"
 
 
-def test_the_unit_is_as_strict_as_it_says(deploy: Path) -> None:
+def test_the_unit_is_as_strict_as_it_says(root: Path, deploy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unit = (deploy / "systemd" / "dragoman.service").read_text("utf-8")
     for line in ("DynamicUser=true", "ProtectSystem=strict", "NoNewPrivileges=true", "CapabilityBoundingSet="):
         assert f"\n{line}\n" in unit
+    # A file that DRAGOMAN_CONFIG names has to be there, and the steps of the page make none.
+    assert "DRAGOMAN_CONFIG" not in unit
+    home = re.search(r"^Environment=XDG_CONFIG_HOME=(\S+)$", unit, flags=re.MULTILINE)
+    assert home is not None
+    monkeypatch.setenv("XDG_CONFIG_HOME", home[1])
+    place = str(usual_places()[-1])
+    assert place in unit.partition("[Unit]")[0]
+    assert f"`{place}`" in (root / "docs" / "deploy.md").read_text("utf-8")
     credential = re.search(r"^LoadCredential=(\w+):", unit, flags=re.MULTILINE)
     assert credential is not None
     assert f"${{CREDENTIALS_DIRECTORY}}/{credential[1]}" in unit

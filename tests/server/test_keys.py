@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -226,6 +228,25 @@ def test_a_key_that_cannot_be_kept_still_holds(tmp_path: Path, caplog: pytest.Lo
     assert ring.holder(bearer(key), (), "infer")
     assert "not kept" in caplog.text
     assert key not in caplog.text
+
+
+def test_a_full_disk_at_the_first_start_does_not_hinder_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "api-key"
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "fsync", full)
+        assert first_key(path)[1] is not None
+    assert "No space left on device" in caplog.text
+    assert not list(tmp_path.iterdir())
+    path.touch(0o600)  # what a loss of power leaves
+    key = first_key(path)[1]
+    assert key is not None
+    assert first_key(path)[0].holder(bearer(key), (), "infer").name == "first-start"
+    assert [each.name for each in tmp_path.iterdir()] == ["api-key"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
 from dragoman.engine_client.client import EngineClient
 from dragoman.server import lifecycle
 from dragoman.server.lifecycle import run_until_signal
+from dragoman.serving.settings import BatchSettings
 from tests.ports import free_port
 
 SLOW = msgspec.structs.replace(STUB, step_s=0.01)
@@ -160,6 +162,15 @@ def test_a_model_that_is_not_there_is_an_error(tmp_path: Any) -> None:
 
 
 # A port for the metrics ----------------------------------------------------------------------------------------------
+
+
+def test_a_state_folder_that_cannot_be_used_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "state").write_text("")
+    with running_server(batches=BatchSettings(), state=tmp_path / "state"):
+        assert "cannot be kept" in caplog.text
+        assert f"{tmp_path}/state is not a folder; --state-dir names a folder" in caplog.text
 
 
 def test_metrics_may_have_a_port_of_their_own() -> None:

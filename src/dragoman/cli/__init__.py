@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ SERVING = ("serve", "start")
 def main() -> None:
     """Run the ``dragoman`` command."""
     prespawned = None
+    handle_signals(sys.argv[1:])
     _open_standard_files()
     ensure_home_variable()
     quiet_hub()
@@ -42,6 +44,18 @@ def main() -> None:
     finally:
         if prespawned is not None:
             prespawned.close()
+
+
+def handle_signals(arguments: Sequence[str]) -> None:
+    """Have a command that serves survive SIGHUP from its first moment on, and any command end at SIGTERM.
+
+    The kernel drops signals to the first process of a container that it has no handler for: `docker stop` during a
+    download would wait in vain.
+    """
+    if arguments and arguments[0] in SERVING and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)  # there is nothing to read again yet
+    if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
 
 
 def _open_standard_files() -> None:

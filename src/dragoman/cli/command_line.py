@@ -10,6 +10,7 @@ default.
 from __future__ import annotations
 
 import contextlib
+import errno
 import inspect
 import os
 import re
@@ -33,6 +34,15 @@ EPILOG = (
     "Each option may also be given as a variable (--max-context: DRAGOMAN_MAX_CONTEXT) or in a TOML file "
     "(max_context = 4096). The command line wins over the variable, the variable over the file."
 )
+
+NO_MEMORY = "the system gives this process no more memory: free some, or raise its limit (ulimit -v, MemoryMax=)"
+NO_PROCESSES = (
+    "the system lets this process start no more threads and processes: raise its limit of processes or of memory "
+    "(ulimit -u, ulimit -v, TasksMax= of a systemd unit)"
+)
+NO_FILES = "too many files are open: raise the limit (ulimit -n, LimitNOFILE= of a systemd unit)"
+REMEDIES = {errno.EAGAIN: NO_PROCESSES, errno.ENOMEM: NO_MEMORY, errno.EMFILE: NO_FILES, errno.ENFILE: NO_FILES}
+"""What is said of errors that say nothing of their remedy, by their number."""
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _GIVEN = "dragoman.given"
@@ -170,7 +180,7 @@ class CommandLine:
             except Exception as error:
                 if debug:
                     raise
-                console.error(_told(error))
+                console.error(told(error))
                 raise typer.Exit(1) from None
 
         options = [option for _, group in groups.values() for option in group]
@@ -247,18 +257,19 @@ class CommandLine:
         )
 
 
-def _told(error: Exception) -> str:
+def told(error: Exception) -> str:
     """Return the message of an error for the user: that of one of ours, with the file of one of the system's."""
     if isinstance(error, DragomanError):
         return error.message
+    if isinstance(error, MemoryError):
+        return NO_MEMORY
     if isinstance(error, OSError) and error.strerror:
         named = "" if error.filename is None else f"{error.filename}: "
-        return f"{named}{error.strerror} (--debug tells more)"
+        return named + REMEDIES.get(error.errno or 0, f"{error.strerror} (--debug tells more)")
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
-        return (
-            "the system lets this process start no more threads: raise its limit of processes or of memory "
-            "(ulimit -u, ulimit -v, TasksMax= of a systemd unit)"
-        )
+        return NO_PROCESSES
+    if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
+        return f"{error.object!r} is not UTF-8: choose another name, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
     return f"{type(error).__name__}: {error} (--debug tells more)"
 
 

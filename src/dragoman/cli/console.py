@@ -90,7 +90,7 @@ def error(message: str) -> None:
     if _redirected is not None:
         _redirected(message, True)
         return
-    _say(f"[bold red]error:[/] {escape(message)}")
+    _say(f"[bold red]error:[/] {escape(message)}", f"error: {message}")
 
 
 def remarks(sentences: Iterable[str]) -> None:
@@ -99,12 +99,18 @@ def remarks(sentences: Iterable[str]) -> None:
         if _redirected is not None:
             _redirected(sentence, False)
             continue
-        _say(escape(f"note: {sentence}"))
+        _say(escape(f"note: {sentence}"), f"note: {sentence}")
 
 
-def _say(markup: str) -> None:
-    """Write to standard error: between words where a terminal's line ends, and in one line elsewhere."""
-    notes().print(markup, soft_wrap=not notes().is_terminal)
+def _say(markup: str, plain: str) -> None:
+    """Write to standard error: between words where a terminal's line ends, and in one line elsewhere.
+
+    ``plain``: where the library for it cannot be loaded: there may be no memory, and no files that may be opened.
+    """
+    try:
+        notes().print(markup, soft_wrap=not notes().is_terminal)
+    except (MemoryError, ImportError, OSError):
+        say(plain)
 
 
 def size(count: float) -> str:

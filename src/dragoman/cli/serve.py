@@ -25,8 +25,10 @@ from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.server.address import check_free
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
 from dragoman.server.origin_patterns import check_settings as check_browsers
-from dragoman.server.signals import survive_hangup
 from dragoman.server.tracing import tracing_of
+
+LEAST_FILES = 40
+"""Files that a server has open at its busiest moment without clients, and some connections."""
 
 
 def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, notes: Iterable[str] = ()) -> None:
@@ -36,8 +38,8 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     ``prespawned``: a process that waits to be the engine's. ``notes``: notes for the user on the options.
     """
     started = time.monotonic()
-    survive_hangup()
     logs = configure_logs(settings.logs)
+    check_open_files()
     console.remarks((*notes, *processor_limit()))
     check_settings(settings.dialects)
     check_browsers(settings.browsers)
@@ -91,6 +93,16 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
             started=started,
         )
     raise typer.Exit(exit_code)
+
+
+def check_open_files() -> None:
+    """Raise DragomanError where a server without clients could not open its files."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
+        raise DragomanError(
+            f"{most} files may be open here, and a server needs {LEAST_FILES} at least: raise the limit (ulimit -Hn, "
+            "LimitNOFILE= of a systemd unit)"
+        )
 
 
 def processor_limit() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -30,3 +31,29 @@ def ensure_home_variable() -> None:
 def is_file(path: Path) -> bool:
     """Return whether there is a file; False too where its folder may not be searched."""
     return os.path.isfile(path)
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder for this user alone, and those above it, where there is none. Raises OSError: NotADirectoryError
+    where a file has its name."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:  # "File exists" says nothing to somebody who named a file in place of a folder
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
+def unusable(path: Path) -> str:
+    """Return why a folder cannot be made or written to, as far as permissions say; empty where it can."""
+    for place in (path, *path.parents):
+        try:
+            os.stat(place)
+        except FileNotFoundError:
+            if os.path.islink(place):
+                return f"{place} is a link to what is not there"
+            continue
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}"
+        if not os.path.isdir(place):
+            return f"{place} is not a folder"
+        return "" if os.access(place, os.W_OK | os.X_OK) else f"{place} cannot be written to"
+    return ""

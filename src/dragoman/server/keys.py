@@ -12,7 +12,9 @@ import ipaddress
 import logging
 import math
 import os
+import secrets
 import socket
+import stat
 import threading
 import time
 from collections import Counter
@@ -25,6 +27,7 @@ from msgspec import Meta
 
 from dragoman.core.caller import NO_LIMITS, Caller, CallerLimits, network_of
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited, Unauthorized
+from dragoman.core.user_folders import make_private_folder
 from dragoman.server.key_file import Key, Scope, hashed, holders_of, keys_of_text, new_key
 
 if TYPE_CHECKING:
@@ -295,19 +298,48 @@ def first_key(
     Returns the key itself too when it is made now. Where no file can be written it lasts as long as the process. Raises
     DragomanError for an existing file that cannot be used.
     """
-    if os.path.exists(path):  # False, not an error, in a folder that may not be searched
+    if _is_kept(path):
         return Keyring(file=path, protect_all=protect_all, defaults=defaults), None
     key = new_key()
     kept = hashed(key, "first-start")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            file.write(kept.line + "\n")
-    except OSError as error:
-        if os.path.isfile(path):  # two first starts at once
+        make_private_folder(path.parent)
+        if not _is_written_whole(path, kept.line + "\n"):  # two first starts at once
             return Keyring(file=path, protect_all=protect_all, defaults=defaults), None
+    except OSError as error:
         log.warning("the API key is not kept for the next start: %s: %s", path, error.strerror)
     return Keyring([kept], protect_all=protect_all, defaults=defaults), key
+
+
+def _is_kept(path: Path) -> bool:
+    """Return whether a start before this one has left something there: False, not an error, in a folder that may not be
+    searched. An empty file is what a power failure leaves of one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return False
+    return found.st_size > 0 or not stat.S_ISREG(found.st_mode)
+
+
+def _is_written_whole(path: Path, line: str) -> bool:
+    """Write the file for its owner alone, whole or not at all. Return False where another start has written it
+    meanwhile. Raises OSError, and then leaves nothing behind."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(unfinished, path)
+        except OSError:  # there is a file, or there are no links here
+            if _is_kept(path):
+                return False
+            os.rename(unfinished, path)
+        return True
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
 
 
 def reaches_others(host: str) -> bool:

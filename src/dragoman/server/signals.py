@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -64,8 +65,6 @@ class Reloads:
             else:
                 self.run()
 
-        import asyncio  # the command line begins with this module, and needs no loop yet
-
         loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGHUP)
         loop.add_signal_handler(signal.SIGHUP, hang_up)
         try:
@@ -73,12 +72,6 @@ class Reloads:
         finally:
             loop.remove_signal_handler(signal.SIGHUP)
             signal.signal(signal.SIGHUP, before)
-
-
-def survive_hangup() -> None:
-    """Ignore SIGHUP until there is something to read again: its default would end the process."""
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 def _has_terminal() -> bool:

@@ -38,6 +38,7 @@ from dragoman.core.batches import (
 from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.entropy import token_hex
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, PayloadTooLarge
+from dragoman.core.user_folders import make_private_folder
 from dragoman.serving.batch_database import LOCKED_S, BatchDatabase, Change, prepare, results
 from dragoman.serving.settings import BatchSettings
 from dragoman.serving.sqlite_file import open_or_replace
@@ -271,7 +272,7 @@ class SqliteBatchStore:
 
     def _begin_file(self) -> Path:
         contents = self.folder / CONTENTS
-        contents.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(contents)
         return contents / f"file-{token_hex(12)}{TEMPORARY}"
 
     # Threads ----------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from dragoman.core.events import FinishReason, TokenEvent, TokenLogprob
 from dragoman.core.observer import ObservedRequest, current_request
 from dragoman.core.request import EngineRequest, GenerationRequest
 from dragoman.core.sampling import LogprobParams
-from dragoman.core.user_folders import expand_user
+from dragoman.core.user_folders import expand_user, make_private_folder
 from dragoman.serving.model import ServedModel
 from dragoman.serving.settings import RecordSettings
 
@@ -215,7 +215,7 @@ class CapsuleFolder:
         self._files: deque[tuple[str, int]] = deque()
         self._bytes = 0
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            make_private_folder(folder)
             self._find()
         except OSError as error:
             raise DragomanError(f"--record {folder}: {error.strerror or error}") from None

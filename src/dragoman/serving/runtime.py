@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ from dragoman.core.images import ImageInput, ImageTiles
 from dragoman.core.observer import ObservedStep, Observers
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.serving import ModelCard
+from dragoman.core.user_folders import unusable
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
 from dragoman.engine_client.connection import Spawn
 from dragoman.engine_client.prespawn import PrespawnedWorker
@@ -51,6 +53,8 @@ from dragoman.serving.settings import (
     WorkSettings,
 )
 from dragoman.serving.worker_pool import WorkerPools
+
+log = logging.getLogger("dragoman.server")
 
 ONE_MODEL = CatalogSettings(fixed_model=True)
 NO_ADAPTERS = AdapterSettings()
@@ -332,6 +336,9 @@ async def start_runtime(
         pins=catalog.pin,
         threads=worker.threads,
     )
+    is_kept = "disk" in (continuing.continue_store, responses.responses_store, batches.files_store)
+    if is_kept and (reason := unusable(continuing.folder)):
+        log.warning("responses, files and cut generations cannot be kept: %s; --state-dir names a folder", reason)
     # Started at once, so that the number of threads does not grow with requests.
     pools.start()
     with _own_threads():

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dragoman.core.user_folders import make_private_folder
+
 log = logging.getLogger("dragoman.server")
 
 MEMORY = Path(":memory:")
@@ -72,7 +74,7 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
     One that is damaged, and one for which ``prepare`` raises sqlite3.DatabaseError, is set aside with a warning, and an
     empty one replaces it. Raises sqlite3.OperationalError for what is locked or cannot be written, and OSError.
     """
-    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_private_folder(file.parent)
     file.touch(mode=0o600)
     try:
         return open_prepared(file, prepare, locked_s=locked_s)

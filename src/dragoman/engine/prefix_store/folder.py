@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import DragomanError
+from dragoman.core.user_folders import make_private_folder
 from dragoman.engine.prefix_store.segment import SUFFIX, SegmentError, SegmentWriter, read_head, scan
 
 FREE_DISK_BYTES = 1 << 30
@@ -69,7 +70,7 @@ class CacheFolder:
         self.path = path
         try:
             if create:
-                path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_folder(path)
             self._file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise FolderError(f"{path} cannot be opened: {error.strerror}") from None
