@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.cli import console
-from dragoman.cli.command_line import NO_FILES, NO_MEMORY, NO_PROCESSES, told
+from dragoman.cli.command_line import NO_FILES, NO_MEMORY, NO_PROCESSES, NO_UTF_8, told
 from dragoman.cli.plain_text import use_what_terminals_have
 from dragoman.cli.serve import LEAST_FILES, check_open_files
 from dragoman.core.errors import DragomanError
@@ -150,8 +150,7 @@ def test_a_folder_that_cannot_be_used_is_known_before_it_is_wanted(tmp_path: Pat
         (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), NO_PROCESSES),
         (RuntimeError("can't start new thread"), NO_PROCESSES),
         (OSError(errno.EMFILE, "Too many open files", "/a"), f"/a: {NO_FILES}"),
-        (UnicodeEncodeError("utf-8", "/b\udcff", 2, 3, "surrogates not allowed"),
-         "'/b\\udcff' is not UTF-8: choose another name, or a locale with UTF-8 (LC_ALL=C.UTF-8)"),
+        (UnicodeEncodeError("utf-8", "a secret \udcff", 9, 10, "surrogates not allowed"), NO_UTF_8),
     ],
     ids=repr,
 )  # fmt: skip
@@ -195,3 +194,15 @@ def test_the_first_process_of_a_container_ends_at_sigterm_and_a_server_survives_
 ) -> None:
     done = subprocess.run([sys.executable, "-c", SIGNALLED, command], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode, done.stderr) == (said, code, "")
+
+
+def test_closed_standard_files_and_readers_that_leave_are_no_errors() -> None:
+    def shell(line: str) -> str:
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        command = ["bash", "-c", line, "bash", sys.executable, "-m", "dragoman"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return f"{done.returncode} {done.stdout}{done.stderr}"
+
+    assert shell('"$@" keys >&- 2>&-') == "0 "
+    assert shell('"$@" keys --given <&-') == "1 error: a key has at least 16 characters\n"
+    assert shell('"$@" completion bash | true; echo ${PIPESTATUS[0]}') == "0 1\n"

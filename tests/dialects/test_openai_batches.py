@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -25,6 +27,7 @@ from batch_world import (
     results,
     until,
 )
+from sockets import until as happens
 from stub_runtime import LocalServer, RunningServer
 
 from dragoman.core.errors import GenerationFailed
@@ -341,6 +344,41 @@ def test_results_that_find_no_room_fail_the_batch(client: openai.OpenAI) -> None
     assert len(both) == 60
     for each in fill:
         client.files.delete(each.id)
+
+
+def test_a_batch_whose_input_is_removed_from_the_disk_fails(server: RunningServer, client: openai.OpenAI) -> None:
+    store = server.runtime.serving.batches
+    with held(server, 1):
+        batch = begin(client, [line("a"), line("b"), line("c")])
+        until(client, batch, lambda batch: batch.request_counts is not None and batch.request_counts.completed == 1)
+        store.path(batch.input_file_id).unlink()
+    batch = finished(client, batch)
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [each.code for each in batch.errors.data] == ["file_not_found"]
+    assert len(results(client, batch.output_file_id)) == 1
+    file = client.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch")
+    store.path(file.id).unlink()
+    batch = client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
+    assert finished(client, batch).status == "failed"
+
+
+def test_a_state_folder_that_is_removed_takes_its_batches_along_and_no_later_ones(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with batch_server(tmp_path / "state") as server, client_of(server) as client:
+        with held(server, 1):
+            lost = begin(client, [line(each) for each in "abc"])
+            until(client, lost, lambda batch: batch.request_counts is not None and batch.request_counts.completed == 1)
+            shutil.rmtree(tmp_path / "state")
+            batch = begin(client, [line(each) for each in "defg"])
+        batch = finished(client, batch)
+        assert [each["custom_id"] for each in results(client, batch.output_file_id)] == list("defg")
+        with pytest.raises(openai.NotFoundError):
+            client.batches.retrieve(lost.id)
+        happens(lambda: f"batch {lost.id} cannot go on" in caplog.text)
+    assert (tmp_path / "state" / "files" / (batch.output_file_id or "")).is_file()
 
 
 def test_the_metrics_say_what_is_kept(server: RunningServer, client: openai.OpenAI) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import stat
@@ -178,6 +179,30 @@ def test_a_damaged_ledger_is_set_aside(file: Path, caplog: pytest.LogCaptureFixt
     assert read_ledger(file)[0].usage == USED
     assert len(list(file.parent.glob(f"{LEDGER_FILE}.2*"))) == 1
     assert "an empty one takes its place" in caplog.text
+
+
+def test_a_ledger_with_a_damaged_page_is_set_aside(ledger: Ledger, file: Path) -> None:
+    ledger.add(DAY, "ann", "stub", USED)
+    ledger.close()
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + bytes(len(content) - 4096))
+    again = Ledger(file)
+    again.open(DAY)
+    again.add(DAY, "bob", "stub", USED)
+    again.close()
+    assert [row.holder for row in read_ledger(file)] == ["bob"]
+    assert len(list(file.parent.glob(f"{LEDGER_FILE}.2*"))) == 1
+
+
+def test_use_is_on_the_disk_after_the_ledger_was_removed(
+    ledger: Ledger, file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.rmtree(file.parent)
+    ledger.add(DAY, "ann", "stub", USED)
+    wait_until(file.exists)
+    ledger.close()
+    assert read_ledger(file)[0].usage == USED
+    assert "was removed or replaced while it was in use" in caplog.text
 
 
 def test_a_ledger_that_is_not_there_is_said_in_words(file: Path) -> None:

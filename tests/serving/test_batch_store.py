@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from dragoman.core.batches import BatchLine, BatchStatus, LineResult, StorageFull, StoredBatch, StoredFile, UnknownFile
+from dragoman.core.batches import (
+    BatchLine,
+    BatchStatus,
+    LineResult,
+    StorageFull,
+    StoredBatch,
+    StoredFile,
+    UnknownBatch,
+    UnknownFile,
+)
 from dragoman.core.caller import Caller
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, Overloaded
 from dragoman.serving import batch_database
@@ -60,6 +69,28 @@ async def test_a_damaged_database_is_set_aside_and_its_files_stay(tmp_path: Path
     assert await store.own()
     assert store.path(file.id).exists(), "the database that was set aside may be mended"
     await store.close()
+
+
+async def test_a_folder_that_is_removed_is_made_again_without_what_was_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    store, other = store_in(folder), store_in(folder)
+    batch = await store.create(batch_of(await stored(store)))
+    assert await store.own()
+    shutil.rmtree(folder)
+    file = await stored(store)
+    assert await store.own(), "by a lock in the new folder"
+    assert not await other.own()
+    with pytest.raises(UnknownBatch):
+        await store.finish(batch, lambda line: LineResult(b"", False))
+    again = await store.create(batch_of(file, "batch_2"))
+    with pytest.raises(UnknownBatch):  # and not the result of a line of the new one
+        await store.save_result(batch, BatchLine(0, "a", 0, 1), LineResult(b"{}", True))
+    assert (await other.batch("a", "batch_2")).number == again.number
+    shutil.rmtree(folder / "files")
+    with pytest.raises(UnknownFile, match="are gone"):
+        await store.read(Path.read_bytes, file.id)
+    await store.close()
+    await other.close()
 
 
 async def test_a_locked_database_is_a_clear_error_and_is_found_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,18 @@ async def test_a_damaged_file_is_set_aside(tmp_path: Path) -> None:
     async with opened(file) as store:
         assert await store.keep(response("x"))
     assert len(list(tmp_path.glob("responses.sqlite3.2*"))) == 1
+
+
+async def test_a_response_is_on_the_disk_after_its_folder_was_removed(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "responses.sqlite3"
+    async with opened(file) as store:
+        assert await store.keep(response("x", is_running=True))
+        shutil.rmtree(file.parent)
+        assert await store.keep(response("y", is_running=True))
+        async with opened(file) as other:
+            assert await other.find("a", "x") is None
+            assert await other.find("a", "y") is not None
+            assert await other.unfinished() == [], "it is another server's, which lives"
 
 
 async def test_a_folder_that_cannot_be_written_fails_nothing(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import time
 from pathlib import Path
 
 import pytest
 
-from dragoman.serving.sqlite_file import Database, connect, transaction
+from dragoman.serving.sqlite_file import Database, close, connect, in_place, open_or_replace, transaction
 
 LOCKED_S = 0.4
 
@@ -37,6 +38,28 @@ def test_a_lock_is_waited_for_once_and_in_full_again_when_it_was_gone(tmp_path: 
     assert database.execute("SELECT count(*) FROM t").fetchone() == (2,)
     for each in (database, other):
         each.close()
+
+
+def test_leaving_a_removed_file_removes_no_journal_of_its_successor(tmp_path: Path) -> None:
+    file = tmp_path / "it.sqlite3"
+
+    def prepare(database: Database) -> None:
+        database.executescript("PRAGMA journal_mode = WAL; CREATE TABLE IF NOT EXISTS t (x)")
+
+    removed = open_or_replace(file, prepare, locked_s=LOCKED_S)
+    assert in_place(removed) is removed
+    for each in tmp_path.iterdir():
+        each.unlink()
+    successor = open_or_replace(file, prepare, locked_s=LOCKED_S)
+    assert insert(successor) >= 0
+    close(removed)
+    assert in_place(removed) is None
+    del removed
+    gc.collect()
+    reader = connect(file, locked_s=LOCKED_S)
+    assert reader.execute("SELECT count(*) FROM t").fetchone() == (1,)
+    for each in (reader, successor):
+        close(each)
 
 
 def test_an_error_that_is_no_lock_changes_no_patience(tmp_path: Path) -> None:

@@ -60,11 +60,13 @@ def handle_signals(arguments: Sequence[str]) -> None:
 
 def _open_standard_files() -> None:
     """Open closed standard files at /dev/null, so that no other file gets their descriptors, and their output."""
-    for descriptor in (0, 1, 2):
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:  # the interpreter found it closed
+            setattr(sys, name, open(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def begun(arguments: Sequence[str], variables: Mapping[str, str]) -> PrespawnedWorker | None:

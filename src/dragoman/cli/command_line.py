@@ -14,6 +14,7 @@ import errno
 import inspect
 import os
 import re
+import select
 import typing
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -41,6 +42,7 @@ NO_PROCESSES = (
     "(ulimit -u, ulimit -v, TasksMax= of a systemd unit)"
 )
 NO_FILES = "too many files are open: raise the limit (ulimit -n, LimitNOFILE= of a systemd unit)"
+NO_UTF_8 = "a path or another text is not UTF-8: choose another one, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
 REMEDIES = {errno.EAGAIN: NO_PROCESSES, errno.ENOMEM: NO_MEMORY, errno.EMFILE: NO_FILES, errno.ENFILE: NO_FILES}
 """What is said of errors that say nothing of their remedy, by their number."""
 
@@ -178,6 +180,8 @@ class CommandLine:
             except (typer.Exit, typer.Abort, typer.BadParameter):
                 raise
             except Exception as error:
+                if isinstance(error, BrokenPipeError) and _nobody_reads():
+                    raise typer.Exit(1) from None
                 if debug:
                     raise
                 console.error(told(error))
@@ -257,6 +261,17 @@ class CommandLine:
         )
 
 
+def _nobody_reads() -> bool:
+    """Return whether the reader of standard output has left (`| head`), which needs no words. What is still to be
+    written then goes nowhere, or the interpreter would complain at its end."""
+    output = select.poll()
+    output.register(1, 0)
+    if not any(event & select.POLLERR for _, event in output.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
+
+
 def told(error: Exception) -> str:
     """Return the message of an error for the user: that of one of ours, with the file of one of the system's."""
     if isinstance(error, DragomanError):
@@ -269,7 +284,7 @@ def told(error: Exception) -> str:
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":
         return NO_PROCESSES
     if isinstance(error, UnicodeEncodeError) and error.reason == "surrogates not allowed":
-        return f"{error.object!r} is not UTF-8: choose another name, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
+        return NO_UTF_8  # without the text, which may be a secret
     return f"{type(error).__name__}: {error} (--debug tells more)"
 
 

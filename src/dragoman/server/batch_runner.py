@@ -223,7 +223,10 @@ class _RunningBatch:
     async def _validated(self, max_line_bytes: int) -> StoredBatch:
         """Read the input, and return the batch in progress, or failed."""
         read = partial(read_input, form=self._form, endpoint=self._batch.endpoint, max_line_bytes=max_line_bytes)
-        lines, model, faults = await self._store.read(read, self._batch.input_file)
+        try:
+            lines, model, faults = await self._store.read(read, self._batch.input_file)
+        except UnknownFile as error:
+            lines, model, faults = [], "", [BatchFault(code="file_not_found", message=error.message)]
         if not faults and not model:
             model = self._serving.model(None).name
         elif not faults and not self._is_known(model):
@@ -313,7 +316,11 @@ class _RunningBatch:
 
     async def _run_line(self, line: BatchLine) -> None:
         """Run a line and save its result; it stays without one where no more lines are begun meanwhile."""
-        raw = await self._store.read(partial(read_line, line=line), self._batch.input_file)
+        try:
+            raw = await self._store.read(partial(read_line, line=line), self._batch.input_file)
+        except UnknownFile as error:
+            self._fail("file_not_found", error.message)
+            return
         request = self._form.request(raw, self._batch, line)
         result: LineResult | None
         if request.answer is not None:
@@ -327,6 +334,8 @@ class _RunningBatch:
                 return
             except StorageFull:
                 self._fail("storage_full", "There is no room for more results.")
+                return
+            except UnknownBatch:  # the run of the batch finds that too, and ends
                 return
             except DragomanError:
                 await asyncio.sleep(RETRY_S)

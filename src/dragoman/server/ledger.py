@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import DragomanError
-from dragoman.serving.sqlite_file import Database, connect, open_or_replace, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, open_or_replace, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -160,8 +160,7 @@ class Ledger:
             self._news.clear()
             self._write()
         self._write()
-        if self._database is not None:
-            self._database.close()
+        close(self._database)
 
     def _write(self) -> None:
         with self._lock:
@@ -193,11 +192,11 @@ class Ledger:
             if not self._is_failing:
                 log.error("the ledger %s cannot be used, what was used is kept in memory: %s", self._file, error)
             self._is_failing = True
-            if self._database is not None:
-                self._database.close()
-                self._database = None
+            close(self._database)
+            self._database = None
 
     def _connected(self) -> Database:
+        self._database = in_place(self._database)
         if self._database is None:
             assert self._file is not None
             self._database = open_or_replace(self._file, _prepare, locked_s=LOCKED_S)
@@ -227,6 +226,7 @@ def _rows(database: sqlite3.Connection, condition: str, values: Iterable[str]) -
 
 
 def _prepare(database: sqlite3.Connection) -> None:
+    check_whole(database)
     database.execute("PRAGMA journal_mode = WAL")
     # Each write is on the disk before the next: the thread may wait for it.
     database.execute("PRAGMA synchronous = FULL")

@@ -22,7 +22,7 @@ from dragoman.core.batches import (
 )
 from dragoman.core.errors import BadRequest, Overloaded
 from dragoman.serving.settings import BatchSettings
-from dragoman.serving.sqlite_file import Database, connect, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, transaction
 
 VERSION = 1
 """The version of the tables, as SQLite's ``user_version``."""
@@ -61,9 +61,11 @@ CREATE TABLE lines (
     length INTEGER NOT NULL, is_answer INTEGER, result BLOB, PRIMARY KEY (batch, position)
 );
 CREATE INDEX lines_waiting ON lines (batch, position) WHERE is_answer IS NULL;
+INSERT INTO sqlite_sequence (name, seq) VALUES ('batches', random() & 0xFFFFFFFFFFFF);
 PRAGMA user_version = {VERSION};
 COMMIT;
 """
+"""Numbers of batches begin anywhere: one that ran when its file was removed has none of the next file's."""
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_file = msgspec.msgpack.Decoder(StoredFile).decode
@@ -80,7 +82,12 @@ class BatchDatabase:
         self._database, self._settings = database, settings
 
     def close(self) -> None:
-        self._database.close()
+        close(self._database)
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its file is still there; where it is not, that is told."""
+        return in_place(self._database) is not None
 
     # Files ------------------------------------------------------------------------------------------------------------
 
@@ -317,9 +324,7 @@ def results(file: Path, number: int) -> Iterator[tuple[BatchLine, LineResult | N
 
 def prepare(database: sqlite3.Connection) -> None:
     """Check the database, and make its tables where it is empty."""
-    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
+    check_whole(database)
     (version,) = database.execute("PRAGMA user_version").fetchone()
     is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_empty and version != VERSION:

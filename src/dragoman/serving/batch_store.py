@@ -221,6 +221,7 @@ class SqliteBatchStore:
     async def finish(self, batch: StoredBatch, give_up: Callable[[BatchLine], LineResult]) -> StoredBatch:
         """Write the result files of a batch, and end it with its outcome. ``give_up``: the results of lines that have
         none."""
+        await self._in_database(BatchDatabase.batch, batch.tenant, batch.id)  # with its database it may be gone
         written = await self._on_disk(partial(self._write_results, batch, give_up))
         output, errors = (None if file is None else file.id for file in written)
 
@@ -249,8 +250,15 @@ class SqliteBatchStore:
             self.path(id).unlink(missing_ok=True)
 
     async def read(self, work: Callable[[Path], Result], file: str) -> Result:
-        """Return what ``work`` makes of the contents of a file, in a thread."""
-        return await self._on_disk(partial(work, self.path(file)))
+        """Return what ``work`` makes of the contents of a file, in a thread. Raises UnknownFile where they are gone."""
+
+        def read() -> Result:
+            try:
+                return work(self.path(file))
+            except FileNotFoundError:
+                raise UnknownFile(f"The contents of the file {file} are gone.") from None
+
+        return await self._on_disk(read)
 
     # Uploads ----------------------------------------------------------------------------------------------------------
 
@@ -271,9 +279,12 @@ class SqliteBatchStore:
         await self._in_database(BatchDatabase.check_room, self._uploading)
 
     def _begin_file(self) -> Path:
-        contents = self.folder / CONTENTS
-        make_private_folder(contents)
-        return contents / f"file-{token_hex(12)}{TEMPORARY}"
+        return self._contents() / f"file-{token_hex(12)}{TEMPORARY}"
+
+    def _contents(self) -> Path:
+        """Return the folder of contents, which is made where it is missing."""
+        make_private_folder(self.folder / CONTENTS)
+        return self.folder / CONTENTS
 
     # Threads ----------------------------------------------------------------------------------------------------------
 
@@ -302,6 +313,7 @@ class SqliteBatchStore:
             raise GenerationFailed("The stored files cannot be reached: see the server's log.") from None
 
     def _connected(self) -> BatchDatabase:
+        self._leave_what_was_removed()
         if self._database is None:
             opened = open_or_replace(self.folder / DATABASE, prepare, locked_s=LOCKED_S)
             self._database = BatchDatabase(opened, self.settings)
@@ -315,7 +327,16 @@ class SqliteBatchStore:
             self._lock.close()
             self._lock = None
 
+    def _leave_what_was_removed(self) -> None:
+        """Where the database was removed, its batches are gone, and the lock is not that of the folder any more."""
+        if self._database is not None and not self._database.is_in_place:
+            self._database = None
+            if self._lock is not None:
+                self._lock.close()
+                self._lock = None
+
     def _own(self) -> bool:
+        self._leave_what_was_removed()
         if self._lock is not None:
             return True
         if not os.path.exists(self.folder / DATABASE):
@@ -346,7 +367,7 @@ class SqliteBatchStore:
         self, batch: StoredBatch, give_up: Callable[[BatchLine], LineResult]
     ) -> tuple[StoredFile | None, StoredFile | None]:
         """Write both files, and return those that are not empty."""
-        contents = self.folder / CONTENTS
+        contents = self._contents()
         kinds = ("output", "error")
         ids = [f"file-{hashlib.sha256(f'{batch.id} {kind}'.encode()).hexdigest()[:24]}" for kind in kinds]
         parts = [contents / f"{id}{TEMPORARY}" for id in ids]

@@ -34,7 +34,7 @@ from dragoman.core.responses import (
 from dragoman.serving import conversation_tables
 from dragoman.serving.owner_lock import NOBODY, OwnerLock
 from dragoman.serving.settings import ResponseSettings
-from dragoman.serving.sqlite_file import MEMORY, Database, open_or_replace, open_prepared, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -44,6 +44,7 @@ VERSION = 2
 WITHOUT_CONVERSATIONS = 1
 """The version before there were conversations. Their tables are added to its file."""
 LOCKED_S = 5.0
+HINT = "choose another folder with --state-dir, or keep responses in memory with --responses-store memory"
 LARGEST_SHARE = 8
 """A response that takes more than this part of the store is not kept."""
 
@@ -140,7 +141,7 @@ class SqliteResponseStore:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
         except sqlite3.Error as error:
-            raise DragomanError(f"{self._file} cannot be used: {error}") from None
+            raise DragomanError(f"{self._file} cannot be used: {error}; {HINT}") from None
 
     async def close(self) -> None:
         """Close the file."""
@@ -452,17 +453,19 @@ class SqliteResponseStore:
         self.entries, self._bytes = database.execute(sums).fetchone()
 
     def _connected(self) -> Database:
+        self._database = in_place(self._database)
         if self._database is None:
-            if self._file is None:
-                self._database = open_prepared(MEMORY, _prepare, locked_s=LOCKED_S)
-            else:
-                self._database = _opened_file(self._file)
+            self._leave()
+            self._database = open_own(self._file, _prepare, locked_s=LOCKED_S, hint=HINT)
         return self._database
 
     def _disconnect(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
+        close(self._database)
+        self._database = None
+        self._leave()
+
+    def _leave(self) -> None:
+        """Let other servers go on with what this one generates."""
         if self._owner is not None:
             self._owner.close()
             self._owner = None
@@ -477,18 +480,8 @@ def _without_events(stored: StoredResponse) -> StoredResponse:
     return msgspec.structs.replace(stored, events=b"", record=b"")
 
 
-def _opened_file(file: Path) -> Database:
-    try:
-        return open_or_replace(file, _prepare, locked_s=LOCKED_S)
-    except (sqlite3.Error, OSError) as error:
-        hint = "choose another folder with --state-dir, or keep responses in memory with --responses-store memory"
-        raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
-
-
 def _prepare(database: sqlite3.Connection) -> None:
-    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
+    check_whole(database)
     (version,) = database.execute("PRAGMA user_version").fetchone()
     is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_empty and version not in (VERSION, WITHOUT_CONVERSATIONS):

@@ -20,7 +20,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -29,7 +28,7 @@ from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.journal import current_journal
 from dragoman.core.resume import ResumeKey, SavedGeneration, SavedSequence
 from dragoman.serving.settings import ContinueSettings
-from dragoman.serving.sqlite_file import MEMORY, Database, open_or_replace, open_prepared, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -41,6 +40,7 @@ migrated."""
 
 LOCKED_S = 5.0
 """Seconds for which another process may lock the file."""
+HINT = "choose another folder with --state-dir, or keep cut generations in memory with --continue-store memory"
 
 _SCHEMA = f"""
 BEGIN IMMEDIATE;
@@ -169,7 +169,7 @@ class SqliteResumeStore:
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._look)
         except sqlite3.Error as error:
-            raise DragomanError(f"{self._file} cannot be used: {error}") from None
+            raise DragomanError(f"{self._file} cannot be used: {error}; {HINT}") from None
 
     async def close(self) -> None:
         """Close the file. No key may be held any more."""
@@ -303,35 +303,18 @@ class SqliteResumeStore:
         self.keys, self._bytes, self.tokens = database.execute(sums).fetchone()
 
     def _connected(self) -> Database:
+        self._database = in_place(self._database)
         if self._database is None:
-            if self._file is None:
-                self._database = open_prepared(MEMORY, _prepare, locked_s=LOCKED_S)
-            else:
-                self._database = opened_file(self._file)
+            self._database = open_own(self._file, _prepare, locked_s=LOCKED_S, hint=HINT)
         return self._database
 
     def _disconnect(self) -> None:
-        if self._database is not None:
-            self._database.close()
-            self._database = None
-
-
-def opened_file(file: Path) -> Database:
-    """Return the database in that file, which is made with its folder where it is missing.
-
-    A damaged one, or one of another version, is set aside. Raises DragomanError where it cannot be opened.
-    """
-    try:
-        return open_or_replace(file, _prepare, locked_s=LOCKED_S)
-    except (sqlite3.Error, OSError) as error:
-        hint = "choose another folder with --state-dir, or keep cut generations in memory with --continue-store memory"
-        raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
+        close(self._database)
+        self._database = None
 
 
 def _prepare(database: Database) -> None:
-    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise sqlite3.DatabaseError(found)
+    check_whole(database)
     with transaction(database):
         (version,) = database.execute("PRAGMA user_version").fetchone()
         is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dragoman.core.errors import DragomanError
 from dragoman.core.user_folders import make_private_folder
 
 log = logging.getLogger("dragoman.server")
@@ -26,6 +29,28 @@ class Database(sqlite3.Connection):
     locked_s = 0.0
     """How long another process may lock the file."""
     is_impatient = False
+    file: Path | None = None
+    """Where it was opened; None in memory."""
+    _identity: tuple[int, int] | None = None
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether its file is where it was opened. SQLite writes on into a file that was removed, and nobody would ever
+        read that again."""
+        if self.file is None:
+            return True
+        try:
+            found = os.stat(self.file)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True  # it is not known
+        return self._identity in (None, (found.st_dev, found.st_ino))
+
+    def note_place(self, file: Path) -> None:
+        """Note where the file is, and which one it is."""
+        found = os.stat(file)
+        self.file, self._identity = file, (found.st_dev, found.st_ino)
 
     def begin(self) -> None:
         """Begin a transaction that writes. Raises sqlite3.OperationalError where the file stays locked."""
@@ -62,10 +87,35 @@ def open_prepared(file: Path, prepare: Callable[[Database], None], *, locked_s: 
     database = connect(file, locked_s=locked_s)
     try:
         prepare(database)
+        if file != MEMORY:
+            database.note_place(file)
         return database
     except BaseException:
         database.close()
         raise
+
+
+def in_place(database: Database | None) -> Database | None:
+    """Return the database, or None where its file was removed or replaced, which is told: open it anew."""
+    if database is None or database.is_in_place:
+        return database
+    log.error("%s was removed or replaced while it was in use: what was in it is gone", database.file)
+    # Closing it would remove the journal of a new file of this name. So it is never closed, nor freed.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(database))
+    return None
+
+
+def close(database: Database | None) -> None:
+    """Close the database, unless its file was removed or replaced."""
+    if (found := in_place(database)) is not None:
+        found.close()
+
+
+def check_whole(database: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError where the file is damaged."""
+    (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(" ".join(found.split()))
 
 
 def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s: float) -> Database:
@@ -85,6 +135,17 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
         log.warning("%s cannot be used (%s): it is now %s, and an empty one takes its place", file, error, aside)
         file.touch(mode=0o600)
         return open_prepared(file, prepare, locked_s=locked_s)
+
+
+def open_own(file: Path | None, prepare: Callable[[Database], None], *, locked_s: float, hint: str) -> Database:
+    """Return the database in that file as ``open_or_replace`` does; one in memory for None. Raises DragomanError, with
+    the hint at what helps."""
+    if file is None:
+        return open_prepared(MEMORY, prepare, locked_s=locked_s)
+    try:
+        return open_or_replace(file, prepare, locked_s=locked_s)
+    except (sqlite3.Error, OSError) as error:
+        raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
 
 
 @contextlib.contextmanager

@@ -88,6 +88,7 @@ _FAILED = GenerationFailed("The request ended without an answer.")
 _NOT_RUN = {
     "storage_full": GenerationFailed("This request was not executed because there is no room for more results."),
     "model_not_loaded": GenerationFailed("This request was not executed because its model cannot be loaded."),
+    "file_not_found": GenerationFailed("This request was not executed because its file is gone."),
 }
 
 

@@ -19,6 +19,7 @@ WORDS = {
     "batch_cancelled": "This request was not executed because its batch was cancelled.",
     "storage_full": "This request was not executed because there is no room for more results.",
     "model_not_loaded": "This request was not executed because its model cannot be loaded.",
+    "file_not_found": "This request was not executed because its file is gone.",
 }
 
 
