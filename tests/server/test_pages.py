@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64encode
 from hashlib import sha256
+from urllib.parse import urljoin
 
 import pytest
 from stub_runtime import DIALECTS, LocalServer
@@ -36,3 +37,15 @@ async def test_every_page_says_what_it_may_load_and_that_nobody_may_frame_it(run
             # What a hash cannot allow: a browser would not run it.
             assert not re.search(r"<[^>]+\s(style|on\w+)=", answer.text), path
     assert pages >= 8
+
+
+@pytest.mark.parametrize("place", ["/docs", "/docs/", "/openai/docs", "/openai/docs/"])
+async def test_documents_are_found_under_a_path_of_a_proxy(runtime: LocalServer, place: str) -> None:
+    """It strips its own path from requests, and has no look at pages."""
+    async with asked(runtime, *DIALECTS) as client:
+        page = (await client.get(place)).text
+        links = set(re.findall(r'(?:href=|fetch\()"([^"]+)"', page))
+        assert len(links) == 1
+        whole = urljoin(f"https://example.org/llm{place}", links.pop())
+        assert whole.startswith("https://example.org/llm/")
+        assert (await client.get(whole.removeprefix("https://example.org/llm"))).json()["openapi"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import posixpath
 from collections.abc import Sequence
 from importlib.resources import files
 
@@ -41,7 +42,7 @@ def with_documents(
         prefix = f"/{dialect.name}"
         paths = ("/openapi.json", *dialect.document_paths)
         more = tuple(document_of([dialect], path, prefix=prefix, secured=secured) for path in paths)
-        for_prefixed.append(_extended(dialect, (*more, *_pages(prefix + paths[0], "/docs", *dialect.page_paths))))
+        for_prefixed.append(_extended(dialect, (*more, *_pages(paths[0], "/docs", *dialect.page_paths, prefix=prefix))))
     return for_bare, for_prefixed
 
 
@@ -60,18 +61,23 @@ def document_of(dialects: Sequence[Dialect], path: str, *, prefix: str = "", sec
     return Operation(method="GET", path=path, summary="This document.", handler=document, open=True)
 
 
-def _pages(document: str, *paths: str) -> tuple[Operation, ...]:
-    """Return an operation for the page at each of the paths, also with a slash at the end."""
-    body = PAGE.replace("{document}", document).encode()
+def _pages(document: str, *paths: str, prefix: str = "") -> tuple[Operation, ...]:
+    """Return an operation for the page at each of the paths, also with a slash at the end.
 
-    async def page(serving: Serving, exchange: RequestContext) -> None:
-        await exchange.reply(body, content_type=HTML)
+    The page names its document relative to itself: a proxy may have it all under a path of its own.
+    """
 
-    everywhere = [each for path in paths for each in (path, path + "/")]
-    return tuple(
-        Operation(method="GET", path=path, summary="These documents to read.", handler=page, open=True, media=(HTML,))
-        for path in everywhere
-    )
+    def operation(path: str) -> Operation:
+        relative = posixpath.relpath(document, posixpath.dirname(path))
+        body = PAGE.replace("{document}", prefix + document).replace("{address}", relative).encode()
+
+        async def page(serving: Serving, exchange: RequestContext) -> None:
+            await exchange.reply(body, content_type=HTML)
+
+        summary = "These documents to read."
+        return Operation(method="GET", path=path, summary=summary, handler=page, open=True, media=(HTML,))
+
+    return tuple(operation(each) for path in paths for each in (path, path + "/"))
 
 
 def _extended(dialect: Dialect, more: Sequence[Operation]) -> Dialect:

@@ -17,6 +17,8 @@ class Certificates:
 
     def __init__(self, certificate: str, key: str | None = None, password_file: str | None = None) -> None:
         self._certificate, self._key, self._password_file = certificate, key, password_file
+        self._was_asked = False
+        """Whether the key was found to be encrypted."""
         self.context = self._read()
 
     def reload(self) -> None:
@@ -29,18 +31,35 @@ class Certificates:
         context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
         context.set_alpn_protocols(["http/1.1"])
         files = f"{self._certificate}" + (f" and {self._key}" if self._key else "")
+        for file in filter(None, (self._certificate, self._key, self._password_file)):
+            if not Path(file).exists():
+                raise DragomanError(f"--tls-cert, --tls-key: there is no file {file}")
+        self._was_asked = False
         try:
             # A function, because OpenSSL would ask for the password on the terminal otherwise.
             context.load_cert_chain(self._certificate, self._key, password=self._password)
         except ssl.SSLError as error:
-            reason = error.reason or "no certificate and key in PEM"
+            reason = self._reason(error)
             raise DragomanError(f"--tls-cert, --tls-key: {files} cannot be used: {reason}") from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise DragomanError(f"--tls-cert, --tls-key: {files} cannot be read: {reason}") from None
         return context
 
+    def _reason(self, error: ssl.SSLError) -> str:
+        """Return what is wrong with the files, and what helps."""
+        if error.reason == "KEY_VALUES_MISMATCH":
+            return "the key does not belong to the certificate, which has to be the first one in its file"
+        if self._was_asked:
+            return f"the key cannot be decrypted with the password in {self._password_file}"
+        if error.reason:
+            return error.reason
+        if self._key is None:
+            return "they need a certificate and its key in PEM; where the key is in another file, --tls-key names it"
+        return "they need a certificate (BEGIN CERTIFICATE) and its key (BEGIN PRIVATE KEY) in PEM"
+
     def _password(self) -> str:
+        self._was_asked = True
         if self._password_file is None:
             raise ValueError("the key is encrypted: --tls-key-password-file names the file with its password")
         return Path(self._password_file).read_text("utf-8").strip("\r\n")
