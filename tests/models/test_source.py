@@ -17,7 +17,8 @@ from small_models import VARIANTS, make_folder
 from dragoman.core.errors import ModelError
 from dragoman.models import describe, embedded_path
 from dragoman.models.safetensors_file import read_safetensors
-from dragoman.models.source import find_source, find_weights, open_files
+from dragoman.models.short_names import repository_of, similar_names
+from dragoman.models.source import find_source, find_weights, open_files, source_name
 from dragoman.text.tokenizer_files import read_tokenizer_files
 
 FIND = """
@@ -155,6 +156,34 @@ def test_what_is_no_model_folder_is_refused_with_its_path(tmp_path: Path) -> Non
         describe(tmp_path)
     with pytest.raises(ModelError, match="is a file; name the folder"):
         describe(tmp_path / "config.json")
+
+
+def test_a_repository_without_its_owner_is_told_with_it() -> None:
+    assert similar_names("qwen3-0.6B") == "; is Qwen/Qwen3-0.6B meant, in short qwen3:0.6b?"
+    assert similar_names("qwen3:9b").startswith("; short names are qwen3:0.6b, ")
+    assert similar_names("nothing") == "; `dragoman models suggest` lists short names"
+
+
+@pytest.mark.parametrize(
+    ("address", "name"),
+    {
+        "https://huggingface.co/Qwen/Qwen3-0.6B": "Qwen/Qwen3-0.6B",
+        "huggingface.co/Qwen/Qwen3-0.6B/": "Qwen/Qwen3-0.6B",
+        "https://huggingface.co/Qwen/Qwen3-0.6B/tree/main?library=x": "Qwen/Qwen3-0.6B",
+        "https://hf.co/o/n-GGUF/blob/main/Q4/n.gguf": "o/n-GGUF:Q4/n.gguf",
+        "https://huggingface.co/o/n/resolve/main/config.json": "o/n",
+        "hf.co/o/n-GGUF:Q4_K_M": "o/n-GGUF:Q4_K_M",
+        "https://huggingface.co/o/n/tree/v2": "",
+        "https://example.org/o/n": "",
+        "o/n@v2": "",
+    }.items(),
+)
+def test_an_address_of_the_hub_is_its_model(address: str, name: str) -> None:
+    if name:
+        assert repository_of(address) == source_name(address) == name
+        return
+    with pytest.raises(ModelError, match=r"named as owner/name, with a branch, tag or commit by --revision"):
+        find_source(address)
 
 
 def test_a_folder_that_is_something_else_is_told_as_what_it_is(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_a_download_goes_to_the_hub_only_when_that_is_allowed(tmp_path: Path, mo
     with pytest.raises(ModelNotFound):
         ModelRegistry(ALONE, FIRST).find("org/unheard-of")
     allowed = CatalogSettings(offer_cached=False, offer_downloads=True)
-    assert ModelRegistry(allowed, FIRST).find("org/unheard-of").source == "org/unheard-of"
+    for name in ("org/unheard-of", "hf.co/org/unheard-of", "https://huggingface.co/org/unheard-of:latest"):
+        assert ModelRegistry(allowed, FIRST).find(name).source == "org/unheard-of"
+        assert ModelRegistry(allowed, FIRST).find_on_hub(name).source == "org/unheard-of"
     monkeypatch.chdir(tmp_path)
     model_folder(tmp_path / "org" / "unheard-of")
     with pytest.raises(ModelNotFound):

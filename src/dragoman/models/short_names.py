@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
+
+# Of the main branch: another one is named by --revision.
+_ADDRESS = re.compile(
+    r"(https?://)?(www\.)?(huggingface\.co|hf\.co)/(?P<repository>[\w.-]+/[\w.-]+)"
+    r"((?P<tag>:[\w.-]+)|/(tree|blob|resolve)/main(/(?P<path>[\w./-]*))?)?/?(\?.*)?",
+    re.ASCII,
+)
 
 
 class KnownModel(NamedTuple):
@@ -61,11 +69,26 @@ def similar_names(name: str) -> str:
     to find them. Empty for the name of a hub's repository."""
     if "/" in name:
         return ""
+    for model in KNOWN_MODELS:
+        if model.repository.lower().endswith(f"/{name.lower()}"):
+            return f"; is {model.repository} meant, in short {model.name}?"
     stem = name.lower().partition(":")[0]
     similar = [model.name for model in KNOWN_MODELS if model.name.startswith(stem)]
     return f"; short names are {', '.join(similar)}" if similar else "; `dragoman models suggest` lists short names"
 
 
 def repository_of(name: str) -> str:
-    """The hub id that a short name stands for; any other name stands for itself."""
+    """The hub id that a short name, or an address of the hub, stands for; any other name stands for itself."""
+    name = hub_name(name)
     return REPOSITORIES.get(name.lower(), name)
+
+
+def hub_name(name: str) -> str:
+    """Return the name of a model whose page on the hub, or a file of it, is given by its address: ``owner/name``, or
+    ``owner/name:file.gguf``. ``hf.co/owner/name:Q4_K_M``, as Ollama's users write, is one too. Any other name is
+    returned as it is."""
+    found = _ADDRESS.fullmatch(name)
+    if found is None:
+        return name
+    path = found["path"] or ""
+    return found["repository"] + (f":{path}" if path.endswith(".gguf") else found["tag"] or "")

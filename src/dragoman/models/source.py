@@ -32,7 +32,7 @@ from dragoman.models.pooling import FILES as POOLING_FILES
 from dragoman.models.progress import DOWNLOADING, Progress, ignore_progress
 from dragoman.models.quantized import CONFIG_FILES, find_scheme, join_quantized
 from dragoman.models.safetensors_file import INDEX_NAME, choose_weight_files, read_safetensors
-from dragoman.models.short_names import repository_of, similar_names
+from dragoman.models.short_names import hub_name, repository_of, similar_names
 from dragoman.models.tensors import TensorFiles
 from dragoman.models.vision.readers import PREPROCESSOR_FILES
 
@@ -88,7 +88,7 @@ def source_name(source: str | Path | None) -> str:
     folder = expand_user(source)
     if folder.is_file() and is_gguf(folder):
         return part_names(folder.name).name
-    return folder.resolve().name if folder.is_dir() else str(source)
+    return folder.resolve().name if folder.is_dir() else hub_name(str(source))
 
 
 def embedded_path() -> Path:
@@ -152,6 +152,11 @@ def _missing(source: str, path: Path) -> str:
     """What to tell who names a path at which there is nothing."""
     if problem := broken_link_problem(path):
         return problem
+    if "://" in source or "@" in source:
+        return (
+            f"{source} is neither a folder or file nor a model of the hub, which is named as owner/name, with a "
+            "branch, tag or commit by --revision"
+        )
     parent = path.absolute().parent
     hint = ""
     if parent.is_dir():

@@ -19,6 +19,7 @@ from dragoman.core.errors import DragomanError, ModelError, ModelNotFound
 from dragoman.core.user_folders import expand_user
 from dragoman.models.config import read_json
 from dragoman.models.gguf.parts import models_among
+from dragoman.models.short_names import hub_name
 from dragoman.models.source import EMBEDDED, embedded_path, is_gguf_folder, source_name
 from dragoman.serving.settings import CatalogSettings
 
@@ -82,7 +83,7 @@ class ModelRegistry:
 
         Raises ModelNotFound.
         """
-        sources = self.sources()
+        name, sources = hub_name(name), self.sources()
         for source in sources:
             if name in (source.name, *source.aliases):
                 return source
@@ -104,7 +105,7 @@ class ModelRegistry:
     def find_on_hub(self, name: str) -> ModelSource:
         """Return the model by its name on the hub, where clients may name any, and otherwise as ``find``: the hub's
         cache may have a part of it only. Raises ModelNotFound."""
-        on_hub = without_tag(name)
+        on_hub = without_tag(hub_name(name))
         if any(name in (source.name, *source.aliases) for source in self._named) or not self._may_be_fetched(on_hub):
             return self.find(name)
         return ModelSource(name=on_hub, source=on_hub)
