@@ -80,6 +80,15 @@ def test_a_folder_with_one_model_and_no_config_is_that_model(model: Path, tmp_pa
     os.link(model, folder / "b.gguf")
     with pytest.raises(ModelError, match=r"mine has 2 GGUF models: name one of a\.gguf, b\.gguf, as in .*/a\.gguf$"):
         find_source(folder)
+    for one in ("a", "a.gguf"):  # as of a repository on the hub
+        found = find_source(f"{folder}:{one}")
+        assert (found.name, found.gguf) == (f"mine:{one}", (folder / "a.gguf",))
+        assert source_name(f"{folder}:{one}") == f"mine:{one}"
+    with pytest.raises(ModelError, match=r"mine has no GGUF file c; there are: a\.gguf, b\.gguf"):
+        find_source(f"{folder}:c")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"has its GGUF files in folders: name one of them, as {folder}$"):
+        find_source(tmp_path)
 
 
 def test_a_folder_with_a_config_is_a_gguf_model_unless_it_has_safetensors(model: Path, tmp_path: Path) -> None:
@@ -111,17 +120,28 @@ def test_files_that_are_no_models_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "words"),
-    [("adapter", "general.type is 'adapter': it is not a model"), ("model", "general.architecture 'rwkv7' is not")],
+    [
+        (
+            "adapter",
+            "general.type is 'adapter': it is not a model that can be served; adapters are read in PEFT's layout",
+        ),
+        ("mmproj", "general.type is 'mmproj': it is not a model that can be served; name the model that it goes with"),
+        ("model", "general.architecture 'rwkv7' is not"),
+    ],
 )
-def test_what_is_not_served_is_refused_by_name(kind: str, words: str, tmp_path: Path) -> None:
+def test_what_is_not_served_is_refused_by_name(
+    kind: str, words: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "rwkv7")
     writer.add_type(kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    (tmp_path / "mmproj-x.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=words):
         find_source(tmp_path / "x.gguf")
+    assert "text only" not in caplog.text
 
 
 def test_keys_and_tensors_of_no_known_use_are_refused(tmp_path: Path) -> None:

@@ -27,7 +27,15 @@ from dragoman.models.quantized.scheme import Scheme
 from dragoman.models.rope_config import with_scaling
 from dragoman.models.safetensors_file import read_header, stored_dtype
 from dragoman.models.settings import PRECISIONS, Precision, RequestedPrecision
-from dragoman.models.source import AUTO, Source, find_source, find_weights, open_files, without_projector
+from dragoman.models.source import (
+    AUTO,
+    Source,
+    find_source,
+    find_weights,
+    open_files,
+    warn_of_projector,
+    without_projector,
+)
 from dragoman.models.spec import DecoderSpec, EncoderSpec
 from dragoman.models.tensors import Format
 from dragoman.models.vision.description import VisionDescription
@@ -192,7 +200,9 @@ def describe_source(source: Source, *, rope: Mapping[str, object] | None = None)
     try:
         return _describe_gguf(source, rope)
     except ModelError as error:
-        return _describe_gguf(without_projector(source, error), rope)
+        described = _describe_gguf(without_projector(source), rope)
+        warn_of_projector(error)
+        return described
 
 
 def _describe_gguf(source: Source, rope: Mapping[str, object] | None) -> ModelDescription:

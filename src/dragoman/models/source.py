@@ -88,6 +88,8 @@ def source_name(source: str | Path | None) -> str:
     folder = expand_user(source)
     if folder.is_file() and is_gguf(folder):
         return part_names(folder.name).name
+    if (place := _file_in_folder(str(source))) is not None:
+        return f"{place[0].resolve().name}:{place[1]}"
     return folder.resolve().name if folder.is_dir() else hub_name(str(source))
 
 
@@ -134,12 +136,21 @@ def find_source(
         raise ModelError(
             f"{path} is a file; name the folder that holds config.json and the *.safetensors files, or a GGUF file"
         )
+    if (place := _file_in_folder(str(source))) is not None:
+        return _find_in_folder(place[0], mmproj, place[1])
     repository, file = str(source), ""
     if found := _FILE_IN_REPOSITORY.fullmatch(repository):
         repository, file = found["repository"], found["file"]
     else:
         require_repository_id(repository)
     return _find_on_hub(repository, file, revision, token, mmproj, progress, watcher)
+
+
+def _file_in_folder(source: str) -> tuple[Path, str] | None:
+    """Return folder and file of ``folder:file``, as on the hub; None for anything else."""
+    place, _, file = source.rpartition(":")
+    folder = expand_user(place)
+    return (folder, file) if place and file and folder.is_dir() else None
 
 
 def require_repository_id(source: str) -> None:
@@ -177,14 +188,18 @@ def is_gguf_folder(folder: Path) -> bool:
     return not (folder / "config.json").is_file() or not _has_safetensors(folder)
 
 
-def _find_in_folder(folder: Path, mmproj: str) -> Source:
-    if is_gguf_folder(folder):
-        chosen = choose(models_among(path.name for path in folder.iterdir()), "", str(folder), "/")
-        return _gguf_source(folder.resolve().name, files_of(folder / chosen.files[0]), mmproj)
+def _find_in_folder(folder: Path, mmproj: str, file: str = "") -> Source:
+    """``file``: the name or the quantization of one GGUF model of several."""
+    if file or is_gguf_folder(folder):
+        chosen = choose(models_among(path.name for path in folder.iterdir()), file, str(folder), "/")
+        name = folder.resolve().name + (f":{file}" if file else "")
+        return _gguf_source(name, files_of(folder / chosen.files[0]), mmproj)
     if not (folder / "config.json").is_file():
         if problem := broken_link_problem(folder / "config.json"):
             raise ModelError(problem)
         raise ModelError(f"{folder} has no config.json and no *{SUFFIX}: it is not a model folder{_what_it_is(folder)}")
+    if not _has_safetensors(folder) and (inside := sorted(folder.glob(f"*/*{SUFFIX}"))):
+        raise ModelError(f"{folder} has its GGUF files in folders: name one of them, as {inside[0].parent}")
     _refuse_projector(mmproj, str(folder))
     return Source(folder.resolve().name, folder)
 
@@ -248,7 +263,9 @@ def _gguf_source(name: str, files: tuple[Path, ...], mmproj: str) -> Source:
     except ModelError as error:
         if projector is None or asked:
             raise
-        return without_projector(Source(name, projector, gguf=files, projector=projector), error)
+        found = without_projector(Source(name, projector, gguf=files, projector=projector))
+        warn_of_projector(error)
+        return found
     return Source(name, folder, gguf=files, projector=projector, projector_asked=asked)
 
 
@@ -265,10 +282,15 @@ def _projector_of(files: tuple[Path, ...], mmproj: str) -> Path | None:
     return path
 
 
-def without_projector(source: Source, reason: ModelError) -> Source:
-    """Return a GGUF model without the projector that was found beside it, and log why."""
-    _LOG.warning("text only: %s", reason)
+def without_projector(source: Source) -> Source:
+    """Return a GGUF model without the projector that was found beside it. Raises ModelError where it is no model even
+    so."""
     return replace(source, folder=gguf.describing_folder(gguf.open_gguf(source.gguf)), projector=None)
+
+
+def warn_of_projector(reason: ModelError) -> None:
+    """Log why a model is served without the projector that was found beside it."""
+    _LOG.warning("text only: %s", reason)
 
 
 def _has_safetensors(folder: Path) -> bool:

@@ -40,13 +40,20 @@ from dragoman.models.gguf.recurrent import RECURRENT
 from dragoman.models.gguf.t5 import T5
 from dragoman.models.pooling import POOLED_LAYERS, RERANKER
 
+_OTHER_KINDS = {
+    "mmproj": "name the model that it goes with, and it by --mmproj where it lies elsewhere",
+    "adapter": "adapters are read in PEFT's layout, a folder with adapter_config.json",
+    "vocab": "it has a vocabulary and no weights",
+}
+
 
 def find_architecture(file: GgufFile, tensors: Tensors) -> Architecture:
     """Return the architecture of a model. Raises ModelError naming the known ones."""
     metadata = Metadata(file)
     kind = metadata.text("general.type", "model")
     if kind != "model":
-        raise file.fail("general.type", f"is {kind!r}: it is not a model that can be served")
+        hint = f"; {_OTHER_KINDS[kind]}" if kind in _OTHER_KINDS else ""
+        raise file.fail("general.type", f"is {kind!r}: it is not a model that can be served{hint}")
     name = metadata.text("general.architecture")
     if name == "llama" and metadata.is_on("llama.expert_count"):
         return _MIXTRAL

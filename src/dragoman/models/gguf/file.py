@@ -230,8 +230,10 @@ class _Reader:
 
     def _count(self, most: int, least_bytes: int) -> int:
         count = self._number("<Q")
-        if count > most or count * least_bytes > self._size:
+        if count > most:
             self._fail(f"{self._field} is {count}, which is too many")
+        if count * least_bytes > self._size:
+            self._fail(f"the file is truncated: it has {self._size} bytes, and {self._field} is {count}")
         return count
 
     def _number(self, form: str) -> int:
