@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from forked_command import run_forked
 
 from dragoman.cli import console
 from dragoman.cli.command_line import NO_FILES, NO_MEMORY, NO_PROCESSES, NO_UTF_8, told
@@ -206,3 +207,20 @@ def test_closed_standard_files_and_readers_that_leave_are_no_errors() -> None:
     assert shell('"$@" keys >&- 2>&-') == "0 "
     assert shell('"$@" keys --given <&-') == "1 error: a key has at least 16 characters\n"
     assert shell('"$@" completion bash | true; echo ${PIPESTATUS[0]}') == "0 1\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('serve --trusted-proxy nonsense', "--trusted-proxy nonsense: not an address"),
+        ('status --url http://[::1', "http://[::1 is not an address: Invalid IPv6 URL"),
+        ('keys --expires 2001-01-31', "--expires 2001-01-31 is over"),
+        ('models list --models-folder /no/models', "note: --models-folder /no/models: No such file or directory"),
+        ('serve --port 0 --chat-template /no/template', "/no/template: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_arguments_that_make_no_sense_are_told_in_one_line(line: str, said: str) -> None:
+    done = run_forked(*line.split(), environment=os.environ | {"DRAGOMAN_CONFIG": os.devnull})
+    assert said in done.stdout + done.stderr
+    assert "Errno" not in done.stderr
+    assert "prompts are cached" not in done.stderr, "no model was loaded for that"

@@ -77,11 +77,11 @@ def test_a_key_is_written_as_it_is_read() -> None:
 
 
 def test_the_command_writes_lines_that_are_read(capsys: pytest.CaptureFixture[str]) -> None:
-    make_key(NewKeySettings(holder="ann", weight="3", tokens_min="1000", running="4", expires="2027-01-31"))
+    make_key(NewKeySettings(holder="ann", weight="3", tokens_min="1000", running="4", expires="2127-01-31"))
     shown = capsys.readouterr()
     (key,) = keys_of_text(shown.out, "keys")
     assert key.limits == {"weight": 3, "tokens_per_minute": 1000, "max_running": 4}
-    assert key.expires == datetime(2027, 2, 1, tzinfo=UTC)
+    assert key.expires == datetime(2127, 2, 1, tzinfo=UTC)
     assert key.digest == hashed(shown.err.strip(), "ann").digest
     with pytest.raises(DragomanError, match="tokens/min has to be"):
         make_key(NewKeySettings(tokens_min="many"))

@@ -23,7 +23,7 @@ from dragoman.engine.messages import EngineInfo, LoadModel, WorkerSettings
 from dragoman.engine_client.client import EngineClient
 from dragoman.server import lifecycle
 from dragoman.server.lifecycle import run_until_signal
-from dragoman.serving.settings import BatchSettings
+from dragoman.serving.settings import AdapterSettings, BatchSettings, CatalogSettings
 from tests.ports import free_port
 
 SLOW = msgspec.structs.replace(STUB, step_s=0.01)
@@ -171,6 +171,18 @@ def test_a_state_folder_that_cannot_be_used_is_told_at_the_start(
     with running_server(batches=BatchSettings(), state=tmp_path / "state"):
         assert "cannot be kept" in caplog.text
         assert f"{tmp_path}/state is not a folder; --state-dir names a folder" in caplog.text
+
+
+def test_a_folder_of_models_or_adapters_that_is_not_there_is_told_at_the_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folders = {
+        "catalog": CatalogSettings(models_folder="/no/models"),
+        "adapters": AdapterSettings(adapters_folder="/no"),
+    }
+    with running_server(**folders):
+        for told in ("--models-folder /no/models: No such file", "--adapters-folder /no: No such file"):
+            assert told in caplog.text
 
 
 def test_metrics_may_have_a_port_of_their_own() -> None:

@@ -26,7 +26,10 @@ class Address(msgspec.Struct, frozen=True):
     def parse(cls, url: str, key: str = "") -> Address:
         """Return the address of ``http://host:port/prefix``; the scheme may be left out. Raises DragomanError for an
         invalid address."""
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        try:
+            parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
+        except ValueError as error:
+            raise DragomanError(f"{url} is not an address: {error}") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise DragomanError(f"{url} is not an http or https address")
         secure = parts.scheme == "https"

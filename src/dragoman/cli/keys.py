@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import Annotated
 
 import msgspec
@@ -64,6 +65,8 @@ def keys(new: NewKeySettings) -> None:
         expires = None if new.expires is None else read_end(new.expires)
     except ValueError as error:
         raise DragomanError(str(error)) from None
+    if expires is not None and expires <= datetime.now(UTC):
+        raise DragomanError(f"--expires {new.expires} is over: no server would take this key")
     key = sys.stdin.readline().strip() if new.given else new_key()
     if len(key) < MIN_CHARS:
         raise DragomanError(f"a key has at least {MIN_CHARS} characters")

@@ -18,7 +18,7 @@ from dragoman.cli.download_bar import DownloadBar
 from dragoman.cli.pack import pack
 from dragoman.cli.settings import ModelChoice
 from dragoman.core.errors import ModelError
-from dragoman.core.user_folders import expand_user
+from dragoman.core.user_folders import expand_user, unreadable
 from dragoman.models.config import read_json
 from dragoman.models.settings import ModelSettings, Precision
 from dragoman.models.short_names import repository_of
@@ -252,6 +252,8 @@ def cached_models() -> tuple[CachedRepoInfo, ...]:
 def _other_models(asked: ListSettings) -> tuple[ModelSource, ...]:
     """Return the models that `dragoman serve` would offer besides the embedded one and the cache. Raises
     DragomanError."""
+    if asked.models_folder is not None and (reason := unreadable(expand_user(asked.models_folder))):
+        console.remarks([f"--models-folder {asked.models_folder}: {reason}"])
     chosen = CatalogSettings(offer=asked.offer, models_folder=asked.models_folder, offer_cached=False)
     return tuple(
         o for o in ModelRegistry(chosen, ModelSource(name=EMBEDDED, source=None)).sources() if o.source is not None

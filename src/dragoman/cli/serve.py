@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.server.address import check_free
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
 from dragoman.server.origin_patterns import check_settings as check_browsers
+from dragoman.server.proxies import TrustedProxies
 from dragoman.server.tracing import tracing_of
 
 LEAST_FILES = 40
@@ -43,6 +44,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     console.remarks((*notes, *processor_limit()))
     check_settings(settings.dialects)
     check_browsers(settings.browsers)
+    TrustedProxies(settings.network.trusted_proxy)
     tracing = tracing_of(settings.traces)
     # The permissions of a Unix socket decide who may connect.
     host = "localhost" if settings.network.uds is not None else settings.server.host
@@ -53,7 +55,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     if settings.tunnel.public and (settings.network.uds is not None or settings.network.tls_cert is not None):
         raise DragomanError("--public needs a port without TLS: the tunnel has TLS of its own")
     tunnel = Tunnel(settings.tunnel, has_keys=bool(keyring)) if settings.tunnel.public else None
-    with closing(prespawned or PrespawnedWorker()) as prespawned:
+    with contextlib.closing(prespawned or PrespawnedWorker()) as prespawned:
         # The process imports its half of the program while this one imports the other: half of a start are imports. The
         # engine's settings come first, so that the process need not wait for the server.
         from dragoman.engine.worker_settings import within_budget, worker_settings
@@ -145,5 +147,7 @@ def is_written(file: Path, secret: str) -> bool:
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as opened:
             opened.write(secret + "\n")
     except OSError:
+        with contextlib.suppress(OSError):
+            file.unlink()  # it is empty, on a full disk
         return False
     return True

@@ -42,6 +42,15 @@ def make_private_folder(path: Path) -> None:
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
 
 
+def unreadable(path: Path) -> str:
+    """Return why the files of a folder cannot be listed; empty where they can."""
+    try:
+        with os.scandir(path):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
 def unusable(path: Path) -> str:
     """Return why a folder cannot be made or written to, as far as permissions say; empty where it can."""
     for place in (path, *path.parents):

@@ -20,7 +20,7 @@ from dragoman.core.images import ImageInput, ImageTiles
 from dragoman.core.observer import ObservedStep, Observers
 from dragoman.core.request import ChatPrompt, EngineRequest, GenerationRequest, Prompt
 from dragoman.core.serving import ModelCard
-from dragoman.core.user_folders import unusable
+from dragoman.core.user_folders import expand_user, unreadable, unusable
 from dragoman.engine.messages import EngineInfo, EngineStats, LoadModel, WorkerSettings
 from dragoman.engine_client.connection import Spawn
 from dragoman.engine_client.prespawn import PrespawnedWorker
@@ -339,6 +339,10 @@ async def start_runtime(
     is_kept = "disk" in (continuing.continue_store, responses.responses_store, batches.files_store)
     if is_kept and (reason := unusable(continuing.folder)):
         log.warning("responses, files and cut generations cannot be kept: %s; --state-dir names a folder", reason)
+    offered = (("--models-folder", catalog.models_folder), ("--adapters-folder", adapters.adapters_folder))
+    for option, folder_name in offered:
+        if folder_name is not None and (reason := unreadable(expand_user(folder_name))):
+            log.warning("%s %s: %s; nothing is offered from there until it can be read", option, folder_name, reason)
     # Started at once, so that the number of threads does not grow with requests.
     pools.start()
     with _own_threads():

@@ -145,7 +145,8 @@ def open_own(file: Path | None, prepare: Callable[[Database], None], *, locked_s
     try:
         return open_or_replace(file, prepare, locked_s=locked_s)
     except (sqlite3.Error, OSError) as error:
-        raise DragomanError(f"{file} cannot be opened: {error}; {hint}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise DragomanError(f"{file} cannot be opened: {reason}; {hint}") from None
 
 
 @contextlib.contextmanager

@@ -289,7 +289,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text("utf-8-sig")  # editors on Windows begin files with a mark, which is no part of a prompt
     except (OSError, ValueError) as error:
-        raise ModelError(f"{path}: {error}") from error
+        raise ModelError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 class TemplateProcess(SandboxedProcesses):

@@ -213,7 +213,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelError(f"{path}: {error}") from error
+        raise ModelError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: not a JSON object")
     return value
