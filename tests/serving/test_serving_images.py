@@ -16,6 +16,9 @@ from image_files import saved
 from seeing_server import PARTS, STRINGS, load_model, make_idefics, make_model, picture, seeing_server
 from stub_runtime import LocalServer
 
+from dragoman.cli.attached_images import read_image, with_images
+from dragoman.cli.session import LocalSession
+from dragoman.cli.settings import SamplingSettings
 from dragoman.core import capsule as capsules
 from dragoman.core.capsule import Capsule
 from dragoman.core.errors import BadRequest, ContextOverflow, Overloaded, UnsupportedFeature
@@ -121,6 +124,20 @@ async def test_images_take_their_places_in_chats_and_in_texts(seeing: tuple[Mode
             each.token_id for each in found.generations[0].tokens
         ]
         assert other.generations[0].text != again.generations[0].text
+
+
+async def test_commands_ask_about_files(seeing: tuple[Model, Path], tmp_path: Path) -> None:
+    """The session of ``dragoman chat`` and ``dragoman run`` with an engine of its own."""
+    (tmp_path / "one.png").write_bytes(saved(photo(60)))
+    url, options = read_image(str(tmp_path / "one.png")), SamplingSettings(temperature=0.0, max_new_tokens=8)
+    async with seeing_server(*seeing) as (serving, _):
+        session, answers = LocalSession(serving), []
+        for urls in ([], [url], [url], [url, url]):
+            deltas = session.chat([{"role": "user", "content": with_images("Hi", urls)}], options)
+            answers.append("".join([delta.text async for delta in deltas]))
+    blind, once, again, twice = answers
+    assert once == again
+    assert len({blind, once, twice}) == 3
 
 
 async def test_images_side_by_side_share_a_tag(tmp_path: Path) -> None:

@@ -190,17 +190,18 @@ def run(
 ) -> None:
     """Download a model where it is not here, load it and talk with it; with a prompt, or in a pipe, answer once."""
     from dragoman.cli.chat import chat_with
-    from dragoman.cli.run import answer, question_of
+    from dragoman.cli.run import answer, images_of, question_of
     from dragoman.llm.loop_thread import loop_thread
 
     asked = question_of(question.prompt)
     if asked == "":
         raise DragomanError("there is nothing to answer: standard input is empty, and no prompt was given")
+    images = [] if asked is None else images_of(conversation.image)
     own_session = partial(_session, choice.model, remote, settings, machine)
     with loop_thread() as loop:
         if asked is not None:
             with loop.hold(own_session()) as session:
-                answer(session, asked, conversation.system, sampling, loop)
+                answer(session, asked, images, conversation.system, sampling, loop)
             return
         code = chat_with(choice.model, remote, own_session, sampling, conversation, loop)
     raise typer.Exit(code)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from dragoman.cli import console, locallab_session
+from dragoman.cli.attached_images import read_image
 from dragoman.cli.chat_backend import ChatBackend, SessionBackend
 from dragoman.cli.chat_commands import QUOTES, completions, message_and_mode, obey
 from dragoman.cli.chat_view import AnswerView, Renderer
@@ -68,15 +69,20 @@ def chat_with(
     loop: LoopThread,
 ) -> int:
     """Talk with the backend of the options, or with the command's own engine. Return the exit code."""
+    images = [read_image(name) for name in chosen.image]  # before the model is loaded: a name may be misspelt
     with loop.hold(chat_backend(model, remote, chosen, own_engine)) as backend:
-        return converse(backend, options, chosen, loop)
+        return converse(backend, options, chosen, loop, images)
 
 
-def converse(backend: ChatBackend, options: SamplingSettings, chosen: ChatSettings, loop: LoopThread) -> int:
+def converse(
+    backend: ChatBackend, options: SamplingSettings, chosen: ChatSettings, loop: LoopThread, images: Sequence[str] = ()
+) -> int:
     """Read lines and answer them until the user leaves. Return the exit code: of piped lines, whether all were
-    answered."""
+    answered. ``images``: URLs of images that go with the first."""
     conversation = Conversation(backend, options, chosen.system, mode=chosen.generate or "chat")
     conversation.verbose = chosen.verbose
+    for image in images:
+        conversation.attach(image)
     conversation.markdown = not chosen.plain
     conversation.timeout_s = chosen.timeout or (_SILENCE_S if conversation.server else None)
     return _Terminal(conversation, chosen, loop).run()

@@ -21,7 +21,10 @@ class ChatBackend(Protocol):
         model: the model's name.
         info: the server's data about the model, besides the name.
         server: the server's address; None for the command's own engine.
+        takes_images: whether messages may have images, as far as the protocol goes.
     """
+
+    takes_images: bool
 
     @property
     def model(self) -> str: ...
@@ -39,6 +42,8 @@ class ChatBackend(Protocol):
 
 class SessionBackend:
     """A session as a backend. Modes differ only in the messages that the session gets."""
+
+    takes_images = True
 
     def __init__(self, session: Session) -> None:
         self.model = session.model

@@ -9,6 +9,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from dragoman.cli import console
+from dragoman.cli.attached_images import read_image, text_of
 from dragoman.cli.conversation import MOST_SENT, Conversation
 from dragoman.cli.plain_text import show
 from dragoman.cli.saved_conversations import FOLDER, load, save, saved_files
@@ -27,6 +28,8 @@ HELP = f"""\
 /set NAME VALUE answer so from now on; default: as the model does by itself
 /set verbose    tell the tokens per second of each answer; /set quiet: do not
 /set plain      show answers as they are; /set markdown: as Markdown
+/image FILE     have an image go with the next message, for a model that sees;
+                several times for several; without FILE: with none
 /history        show it
 /stats          count its messages and characters
 /save [FILE]    write it to a file, by default in {FOLDER}/
@@ -79,6 +82,8 @@ def completions(before: str, word: str) -> list[str]:
         case "/set", [name] if name in SamplingSettings.__struct_fields__:
             found = ("default", *_choices(name))
         case "/load" | "/save", []:
+            return [str(file) for file in saved_files()] if not word and saved_files() else _files(word)
+        case "/image", []:
             return _files(word)
         case _ if command and not command.startswith("/") and word.startswith("--"):
             found = (f"--{mode}" for mode in MODES)
@@ -91,9 +96,7 @@ def _choices(name: str) -> tuple[str, ...]:
 
 
 def _files(word: str) -> list[str]:
-    """Return the paths that begin so, folders with a slash at the end; without a beginning, the saved conversations."""
-    if not word and (saved := saved_files()):
-        return [str(file) for file in saved]
+    """Return the paths that begin so, folders with a slash at the end."""
     folder, _, beginning = word.rpartition("/")
     try:
         entries = sorted(expand_user(folder or ("/" if word.startswith("/") else ".")).iterdir())
@@ -120,13 +123,15 @@ def obey(line: str, conversation: Conversation) -> bool:
             console.notes().print("A new conversation" + (", with this system message." if rest else "."))
         case "/set":
             _set(conversation, rest)
+        case "/image":
+            _attach(conversation, rest)
         case "/clear":
             console.output().clear()
         case "/history":
             if not conversation.messages:
                 console.notes().print("Nothing has been said yet.")
             for message in conversation.messages:
-                show(f"{message['role']}: {message['content']}\n")
+                show(f"{message['role']}: {text_of(message['content'])}\n")
         case "/stats":
             _show(statistics(conversation))
         case "/save":
@@ -141,6 +146,17 @@ def obey(line: str, conversation: Conversation) -> bool:
         case _:
             raise BadRequest(f"there is no {command}; /help lists the commands")
     return True
+
+
+def _attach(conversation: Conversation, name: str) -> None:
+    """Carry out ``/image``. Raises BadRequest for a file that cannot be read."""
+    if name:
+        conversation.attach(read_image(name))
+    else:
+        conversation.images.clear()
+    count = len(conversation.images)
+    told = f"{count} image{'s' * (count > 1)}" if count else "No image"
+    console.notes().print(f"{told} {'go' if count > 1 else 'goes'} with the next message.")
 
 
 def _set(conversation: Conversation, rest: str) -> None:

@@ -44,7 +44,11 @@ START = SERVE | {
 }
 """The common options of ``start``."""
 
-TALK = MODEL | SAMPLING | {"url", "api_key", "system", "verbose", "plain", "json_schema", "regex", "choice", "prompt"}
+TALK = (
+    MODEL
+    | SAMPLING
+    | {"url", "api_key", "system", "verbose", "plain", "image", "json_schema", "regex", "choice", "prompt"}
+)
 """The common options of ``chat``, ``generate`` and ``run``."""
 
 MEASURE = MODEL | {

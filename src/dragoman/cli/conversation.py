@@ -7,11 +7,12 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from dragoman.cli.attached_images import refuse_images, text_of, with_images
 from dragoman.cli.chat_backend import ChatBackend
 from dragoman.cli.remote import RateLimited
 from dragoman.cli.session import Delta, Message, Mode
 from dragoman.cli.settings import SamplingSettings
-from dragoman.core.errors import DragomanError, EngineUnavailable
+from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable
 from dragoman.core.events import Usage
 from dragoman.llm.loop_thread import LoopThread
 
@@ -30,6 +31,7 @@ class Conversation:
         verbose: print the length and time of each answer.
         markdown: show answers as Markdown, where the terminal can.
         timeout_s: the longest accepted silence; None: any.
+        images: URLs of images that go with the next message.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Conversation:
         self._backend = backend
         self.options = options
         self.timeout_s: float | None = None
+        self.images: list[str] = []
         self.reset(system)
 
     @property
@@ -68,18 +71,26 @@ class Conversation:
     def system(self) -> str | None:
         return next((m["content"] for m in self.messages if m["role"] == "system"), None)
 
+    def attach(self, image: str) -> None:
+        """Have an image go with the next message. Raises BadRequest for a server whose protocol has none."""
+        if not self._backend.takes_images:
+            raise refuse_images(self.server)
+        self.images.append(image)
+
     def reset(self, system: str | None = None) -> None:
         self.messages = [{"role": "system", "content": system}] if system else []
 
     def said_by(self, role: str) -> list[str]:
-        return [m["content"] for m in self.messages if m["role"] == role]
+        return [text_of(m["content"]) for m in self.messages if m["role"] == role]
 
     def say(self, text: str, loop: LoopThread, write: Callable[[str], object], mode: Mode | None = None) -> None:
         """Send the user's message and write the answer as it comes, in the conversation's mode or another.
 
-        An interrupted answer is kept as far as it came; a message that could not be answered is removed.
+        An interrupted answer is kept as far as it came; a message that could not be answered is removed. Its images go
+        with the next one then, unless they were refused.
         """
-        self.messages.append({"role": "user", "content": text})
+        images, self.images = self.images, []
+        self.messages.append({"role": "user", "content": with_images(text, images)})
         answer: list[str] = []
         self.usage = None
 
@@ -92,8 +103,9 @@ class Conversation:
 
         try:
             loop.run(stream())
-        except DragomanError:
+        except DragomanError as error:
             self.messages.pop()
+            self.images = [] if isinstance(error, BadRequest) else images
             raise
         except KeyboardInterrupt:
             self._keep(answer)
@@ -101,7 +113,12 @@ class Conversation:
         self._keep(answer)
 
     def answer_all(self, prompts: list[str], loop: LoopThread) -> list[str]:
-        """Return an answer to each prompt by itself, in their order. They do not become part of the conversation."""
+        """Return an answer to each prompt by itself, in their order. They do not become part of the conversation.
+
+        Raises BadRequest where images wait for a message.
+        """
+        if self.images:
+            raise BadRequest("images go with a message by itself, not with a batch; /image without a file drops them")
 
         async def ask() -> list[str]:
             try:

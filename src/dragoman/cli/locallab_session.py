@@ -31,6 +31,8 @@ _PIECE = ("token", "text", "content")
 class LocalLabSession:
     """A ``ChatBackend``. ``info``: of the server's current model; ``named``: the model to ask for instead."""
 
+    takes_images = False
+
     def __init__(self, address: Address, info: dict[str, Any], named: str | None = None) -> None:
         self.address = address
         self.server = str(address)

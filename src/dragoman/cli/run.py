@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 
 from dragoman.cli import console
+from dragoman.cli.attached_images import read_image, with_images
 from dragoman.cli.generate import write_answer
-from dragoman.cli.session import Session
+from dragoman.cli.session import Message, Session
 from dragoman.cli.settings import SamplingSettings
+from dragoman.core.errors import BadRequest
 from dragoman.core.serving import Serving
 from dragoman.llm.loop_thread import LoopThread
 
@@ -37,12 +40,26 @@ def _piped() -> str:
         told.cancel()
 
 
-def answer(session: Session, question: str, system: str | None, options: SamplingSettings, loop: LoopThread) -> None:
+def images_of(names: Sequence[str]) -> list[str]:
+    """Return the URLs of images, by their files or addresses. Raises BadRequest for a file that cannot be read."""
+    return [read_image(name) for name in names]
+
+
+def answer(
+    session: Session,
+    question: str,
+    images: Sequence[str],
+    system: str | None,
+    options: SamplingSettings,
+    loop: LoopThread,
+) -> None:
     """Write the answer to standard output as it comes; for a model without a chat template, a continuation of the
-    text."""
-    messages = [{"role": "system", "content": system}] if system else []
+    text. ``images``: URLs. Raises BadRequest for images with such a model."""
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
     if has_chats(session):
-        deltas = session.chat([*messages, {"role": "user", "content": question}], options)
+        deltas = session.chat([*messages, {"role": "user", "content": with_images(question, images)}], options)
+    elif images:
+        raise BadRequest(f"{session.model} has no chats, and only messages have images: --image cannot be used")
     else:
         deltas = session.complete(question, options)
     write_answer(deltas, loop)

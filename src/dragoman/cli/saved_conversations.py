@@ -6,7 +6,9 @@ import json
 import os
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+from dragoman.cli.attached_images import is_content
 from dragoman.cli.conversation import Conversation
 from dragoman.cli.session import Message
 from dragoman.core.errors import DragomanError
@@ -70,8 +72,8 @@ def load(conversation: Conversation, name: str = "") -> Path:
 
 
 def _is_message(found: object) -> bool:
-    return isinstance(found, dict) and all(isinstance(found.get(name), str) for name in ("role", "content"))
+    return isinstance(found, dict) and isinstance(found.get("role"), str) and is_content(found.get("content"))
 
 
-def _message(found: dict[str, str]) -> Message:
+def _message(found: dict[str, Any]) -> Message:
     return {"role": found["role"], "content": found["content"]}

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from dragoman.cli.address import Address
+from dragoman.cli.attached_images import core_content
 from dragoman.cli.output_format import option_of, structured_outputs
 from dragoman.cli.remote import fetch_json, stream_json
 from dragoman.cli.settings import STOPPING, SamplingSettings
@@ -19,7 +20,8 @@ from dragoman.core.events import FinishReason, GenerationDone, TextDelta, Usage
 from dragoman.core.request import ChatPrompt, GenerationRequest, Prompt, TextPrompt
 from dragoman.core.serving import Serving
 
-Message = dict[str, str]
+Message = dict[str, Any]
+"""A ``role`` and a ``content``: a text, or parts as OpenAI has them."""
 
 Mode = Literal["stream", "simple", "chat", "batch"]
 """The mode of an answer. chat: to the whole conversation; otherwise to the message by itself; simple: written when
@@ -95,7 +97,8 @@ class LocalSession:
         self._count = 0
 
     def chat(self, messages: list[Message], options: SamplingSettings) -> AsyncGenerator[Delta, None]:
-        return self._stream(ChatPrompt(messages=tuple(dict(message) for message in messages)), options)
+        shown = tuple({**message, "content": core_content(message["content"])} for message in messages)
+        return self._stream(ChatPrompt(messages=shown), options)
 
     def complete(
         self, prompt: str, options: SamplingSettings, constraint: Constraint | None = None

@@ -92,6 +92,7 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
         timeout: seconds that a server may be silent; by default 30 when it is called on, and 300 in an answer.
         verbose: tell how long each answer is, and took, and its tokens per second.
         plain: show answers as they are, not their Markdown.
+        image: a file of an image that goes with the first message, for a model that sees; several times for several.
     """
 
     PANEL = "Conversation"
@@ -101,6 +102,7 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(gt=0)] | None = None
     verbose: Annotated[bool, Meta(extra=HERE_ONLY)] = False
     plain: Annotated[bool, Meta(extra=HERE_ONLY)] = False
+    image: Annotated[tuple[str, ...], Meta(extra=HERE_ONLY)] = ()
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):

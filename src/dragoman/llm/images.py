@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import BadRequest
+from dragoman.serving.image_header import MAX_FILE_BYTES
 
 IMAGE = "image"
 
@@ -42,10 +43,7 @@ def _url(image: Any, place: str) -> str:
     if isinstance(image, bytes | bytearray):
         data = bytes(image)
     elif isinstance(image, Path):
-        try:
-            data = image.read_bytes()
-        except OSError as error:
-            raise BadRequest(f"'{place}': {image} cannot be read: {error.strerror}.", param=place) from None
+        return url_of_file(image, place)
     elif hasattr(image, "save") and hasattr(image, "mode"):
         file = io.BytesIO()
         (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA") else image.convert("RGB")).save(file, "PNG")
@@ -53,4 +51,24 @@ def _url(image: Any, place: str) -> str:
     else:
         message = f"'{place}': an image is a pathlib.Path, bytes, an image of Pillow or a data URL, and not a "
         raise BadRequest(f"{message}{type(image).__name__}.", param=place)
+    return _data_url(data)
+
+
+def url_of_file(file: Path, place: str = "") -> str:
+    """Return the ``data:`` URL of an image file. ``place``: where the caller named it, for errors.
+
+    Raises BadRequest for a file that cannot be read, or is larger than any image that is accepted.
+    """
+    named = f"'{place}': {file}" if place else str(file)
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise BadRequest(f"{named} cannot be read: {error.strerror}.", param=place or None) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise BadRequest(f"{named} has more than {MAX_FILE_BYTES // 1024**2} MiB.", param=place or None)
+    return _data_url(data)
+
+
+def _data_url(data: bytes) -> str:
     return f"data:;base64,{base64.b64encode(data).decode()}"
