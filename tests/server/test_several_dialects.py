@@ -144,6 +144,8 @@ async def test_an_address_without_v1_is_answered_with_the_one_that_has_it(
             "Anthropic's clients add /v1 themselves, to a base address that ends in /anthropic",
         ),
         ("/v1/api/chat", "/api/chat", "Ollama's clients add /api themselves, to a base address without a path"),
+        ("/ollama/v1/chat/completions", "/v1/chat/completions", "under /ollama are only the paths of Ollama itself"),
+        ("/llamacpp/v1/embeddings", "/v1/embeddings", "under /llamacpp are only the paths of llama.cpp itself"),
         ("/api//api/chat", "/api/chat", "Ollama's clients add /api themselves, to a base address without a path"),
     ],
 )

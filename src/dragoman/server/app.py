@@ -238,7 +238,13 @@ class _Errors:
         tidy = "/" + "/".join(part for part in path.split("/") if part)
         if tidy != path and tidy in self._paths:
             return tidy, "there is a slash too many"
-        return self._meant.get(tidy, ("", ""))
+        if found := self._meant.get(tidy):
+            return found
+        part = _first_part(tidy)
+        bare = tidy.removeprefix(f"/{part}")
+        if part in self._prefixed and bare in self._paths:
+            return bare, f"under /{part} are only the paths of {self._prefixed[part].title} itself"
+        return "", ""
 
     async def failed(self, request: Request, error: Exception) -> Response:
         return self._answer(request.url.path, GenerationFailed("The server had an internal error."))
