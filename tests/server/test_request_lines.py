@@ -65,6 +65,26 @@ def test_http2_without_asking_is_told_to_come_again_with_http1(caplog: pytest.Lo
     assert [line["status"] for line in lines_of(caplog)] == [505]
 
 
+def test_other_protocols_are_named_in_answer_and_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    get = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running_server() as server:
+        for first, said in {
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500): b"This port speaks HTTP without TLS",
+            b"PROXY TCP4 192.0.2.1 192.0.2.2 5555 80\r\n" + get: b"does not read the PROXY protocol",
+            b"\r\n\r\n\0\r\nQUIT\n\x21\x11\0\x0c" + bytes(12) + get: b"does not read the PROXY protocol",
+        }.items():
+            with server.connect() as client:
+                client.sendall(first)
+                answer = b""
+                while piece := client.recv(10_000):
+                    answer += piece
+            assert answer.startswith(b"HTTP/1.1 400 ")
+            assert said in answer
+        until(lambda: len(lines_of(caplog)) == 3)
+    assert [line["method"] for line in lines_of(caplog)] == ["TLS", "PROXY", "PROXY"]
+
+
 def test_a_byte_order_mark_before_json_means_nothing() -> None:
     with running_server() as server:
         answer = httpx.post(f"{server.url}/v1/completions", content=b'\xef\xbb\xbf{"prompt": "a", "max_tokens": 1}')

@@ -28,7 +28,7 @@ from dragoman.server.parsing import (
     ParsingTurns,
     ReadingOnDemand,
 )
-from dragoman.server.refusal import HTTP2_PREFACE, ONLY_HTTP1, http2_refusal, note_refusal, refusal_bytes
+from dragoman.server.refusal import note_refusal, other_protocol, refusal_bytes
 from dragoman.server.sockets import CLIENT, LEFT
 from dragoman.server.upgrade import UpgradeIgnoringParser
 from dragoman.server.write_buffer import BufferedTransport
@@ -117,8 +117,8 @@ class Connection(HttpToolsProtocol):
             self._unparsed, self._at = self._unparsed[self._at :] + data, 0
             self._hold(len(self._unparsed))
             return
-        if data.startswith(HTTP2_PREFACE) and not (self._in_head or self._in_body):
-            self._refuse(505, BadRequest(ONLY_HTTP1), http2_refusal())
+        if not (self._in_head or self._in_body) and (other := other_protocol(data)) is not None:
+            self._refuse(*other)
             return
         self._unparsed, self._at = data, 0
         self.parse(PIECES_AT_ONCE)
@@ -467,11 +467,11 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
         self._expect(self.settings.write_timeout_s, self.transport.abort)
 
-    def _refuse(self, status: int, error: DragomanError, answer: bytes = b"") -> None:
+    def _refuse(self, status: int, error: DragomanError, answer: bytes = b"", protocol: str = "-") -> None:
         """Answer input that is not a valid request, with the error or with ``answer``, and close; not in the middle of
-        another answer."""
+        another answer. ``protocol``: what it is, in place of a method in the log."""
         if not any(cycle.response_started for cycle in self._unanswered) and len(self._unanswered) < 2:
-            method, url = (self.scope.get("method", "-"), self.url) if self._in_head else ("-", b"")
+            method, url = (self.scope.get("method", "-"), self.url) if self._in_head else (protocol, b"")
             seconds = self.loop.time() - self._head_began
             request_id = note_refusal(
                 self.context.requests, self._unanswered, status, seconds, self.client, method, url

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.dialects.api import ErrorResponse
 from dragoman.server.middleware import REFUSED, RequestLog, new_request_id
 
@@ -20,6 +21,25 @@ HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\n"
 """What a client begins with that speaks HTTP/2 without asking first (RFC 9113, section 3.4)."""
 
 ONLY_HTTP1 = "This server speaks HTTP/1.1, and not HTTP/2 without TLS."
+
+
+NO_TLS = "This port speaks HTTP without TLS: its address begins with http://. --tls-cert makes it speak TLS."
+NO_PROXY_PROTOCOL = (
+    "This server does not read the PROXY protocol: switch it off in the proxy (HAProxy's send-proxy, nginx' "
+    "proxy_protocol), which names clients in X-Forwarded-For."
+)
+
+
+def other_protocol(data: bytes) -> tuple[int, DragomanError, bytes, str] | None:
+    """Return how a connection is refused that begins with another protocol: status, error, the whole answer where it is
+    not the error's, and the protocol's name. None for what may be HTTP."""
+    if data.startswith(HTTP2_PREFACE):
+        return 505, BadRequest(ONLY_HTTP1), http2_refusal(), "HTTP/2"
+    if data.startswith(b"\x16\x03"):  # a handshake (RFC 8446, section 5.1)
+        return 400, BadRequest(NO_TLS), b"", "TLS"
+    if data.startswith((b"PROXY ", b"\r\n\r\n\0\r\nQUIT\n")):
+        return 400, BadRequest(NO_PROXY_PROTOCOL), b"", "PROXY"
+    return None
 
 
 def http2_refusal() -> bytes:
