@@ -63,13 +63,14 @@ struct Codes<Precision::q6_k> : Nibbles {
   }
 };
 template <>
-struct Codes<Precision::q3_k> : Nibbles {
+struct Codes<Precision::q3_k> {
+  static constexpr bool kSigned = false;
   static constexpr long kPlanes = kQuadBytes;
 
-  DRAGOMAN_INLINE void load_pair(Nibbles, const std::uint8_t* w, int p, Bytes& first, Bytes& second) {
+  DRAGOMAN_INLINE ThreeBits load_codes() { return load_three_bits(); }
+  DRAGOMAN_INLINE void load_pair(const ThreeBits& codes, const std::uint8_t* w, int p, Bytes& first, Bytes& second) {
     const Bytes high = load_bytes(w), low = load_bytes(w + kPlanes + p / 2 * kQuadBytes);
-    first = join_bits(join_bits(no_bytes(), low, p % 2 * 4, 2, 0), high, 2 * p, 1, 2);
-    second = join_bits(join_bits(no_bytes(), low, p % 2 * 4 + 2, 2, 0), high, 2 * p + 1, 1, 2);
+    open_three_bits(codes, low, high, p, first, second);
   }
 };
 

@@ -337,7 +337,12 @@ constexpr FetchAhead fetch_ahead(TileKind kind) {
     case TileKind::bfloat16: return {.rows = kTuning.ahead_rows_bfloat16, .bytes = kTuning.ahead_bytes};
     case TileKind::int8:
     case TileKind::wide_int8: return {.rows = kTuning.ahead_rows_int8, .bytes = kTuning.ahead_bytes};
-    default: return {.rows = kTuning.ahead_rows_int4, .bytes = kTuning.ahead_bytes};
+    case TileKind::int4:
+    case TileKind::int4_minimum:
+    case TileKind::iq4_nl:
+    case TileKind::iq4_xs:
+    case TileKind::q6_k: return {.rows = kTuning.ahead_rows_int4, .bytes = kTuning.ahead_bytes};
+    default: return {.rows = kTuning.ahead_rows_chunked, .bytes = kTuning.ahead_bytes};
   }
 }
 

@@ -17,6 +17,7 @@ constexpr Tuning kTuning{
     .ahead_rows_bfloat16 = kNever,
     .ahead_rows_int8 = 1,  // its arithmetic with one row costs as much as that of several rows with AVX-512
     .ahead_rows_int4 = 1,
+    .ahead_rows_chunked = 1,
     .ahead_bytes = 7168,
     .score_rows = 2,
     .weigh_rows = 1,
@@ -402,4 +403,5 @@ struct BF16Arithmetic {
 }  // namespace dragoman::DRAGOMAN_ISA
 
 #include "simd/quantize_lanes.h"
+#include "simd/three_bits.h"
 #include "simd/x86.h"

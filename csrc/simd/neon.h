@@ -28,6 +28,7 @@ constexpr Tuning kTuning{
     .ahead_rows_bfloat16 = kNever,  // the processors' own prefetchers alone
     .ahead_rows_int8 = kNever,
     .ahead_rows_int4 = kNever,
+    .ahead_rows_chunked = kNever,
     .ahead_bytes = 4096,
     .score_rows = 2,
     .weigh_rows = 2,
@@ -390,6 +391,7 @@ struct BF16Arithmetic {
 
 #include "simd/lanes.h"
 #include "simd/quantize_lanes.h"
+#include "simd/three_bits.h"
 #if defined(DRAGOMAN_NEON_MATRICES)
 #include "simd/neon_matrix_tiles.h"
 #endif

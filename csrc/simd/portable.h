@@ -19,6 +19,7 @@ constexpr Tuning kTuning{
     .ahead_rows_bfloat16 = kNever,
     .ahead_rows_int8 = 1,
     .ahead_rows_int4 = 1,
+    .ahead_rows_chunked = 1,
     .ahead_bytes = 7168,
     .score_rows = 2,
     .weigh_rows = 1,
@@ -331,3 +332,4 @@ struct BF16Arithmetic {
 
 #include "simd/lanes.h"
 #include "simd/quantize_lanes.h"
+#include "simd/three_bits.h"

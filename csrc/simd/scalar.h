@@ -61,8 +61,9 @@ struct Tuning {
   // The same of a bfloat16 tile, for all of its groups: add_bfloat16_groups(), which keeps the order of additions.
   int bfloat16_rows = 1 << 20;
   // Minimum number of rows for which a single tile prefetches its weights `ahead_bytes` ahead; with fewer, and with
-  // float32 weights, the processor's own prefetcher is faster alone.
-  int ahead_rows_bfloat16, ahead_rows_int8, ahead_rows_int4;
+  // float32 weights, the processor's own prefetcher is faster alone. That of int4 is also for the chunked formats whose
+  // codes take as little time to open.
+  int ahead_rows_bfloat16, ahead_rows_int8, ahead_rows_int4, ahead_rows_chunked;
   long ahead_bytes;
   // Queries, or queries and vectors of values, of a register tile of attention.
   int score_rows, weigh_rows, weigh_vectors;

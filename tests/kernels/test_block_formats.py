@@ -104,6 +104,16 @@ def test_product_equals_the_reference(kind: Type, rows: int, n: int, groups: int
     assert (np.abs(kernels.linear(x, matrix, bias) - expected) <= 2e-6 * magnitude).all()
 
 
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.usefixtures("instruction_set")
+def test_every_input_meets_its_own_number(kind: Type) -> None:
+    """Rows with a single input each, quantized with a scale of 1: no sum hides a code that is opened wrongly."""
+    matrix, floats = pack(kind, random_blocks(kind, 33, 256))
+    x = np.diag(np.full(256, 127, np.float32))
+    found = kernels.linear(x, matrix).T / np.float32(127)
+    np.testing.assert_allclose(found, floats, rtol=1e-6, atol=1e-6 * np.abs(floats).max())
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 21])
 @pytest.mark.usefixtures("instruction_set")
 def test_mxfp4_has_the_bits_of_its_numbers_in_int8(rows: int) -> None:
