@@ -197,6 +197,13 @@ def test_help_says_meaning_default_and_how_else_to_say_it(kitchen) -> None:
         assert words in said
 
 
+@pytest.mark.parametrize(("command", "which"), [("keys", ""), ("usage", "Most options"), ("status", "Each option")])
+def test_help_promises_variables_to_no_option_that_has_none(command: str, which: str) -> None:
+    said = unboxed(CliRunner().invoke(cli.typer, [command, "--help"]).output)
+    assert ("may also be given as a variable" in said) == bool(which)
+    assert which in said
+
+
 def test_a_struct_describes_its_options() -> None:
     options = {option.name: option for option in options_of(Kettle)}
     assert list(options) == ["vessel", "litres", "tea", "whistle", "guests", "minutes"]

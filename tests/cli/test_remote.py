@@ -12,6 +12,7 @@ import pytest
 
 from dragoman.cli.address import Address
 from dragoman.cli.remote import fetch_json, stream_json
+from dragoman.cli.session import find_remote
 from dragoman.core.errors import DragomanError, EngineUnavailable, GenerationFailed
 
 
@@ -104,11 +105,19 @@ def test_error_inside_a_stream() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\ndata: {}\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: abc\r\n\r\n{}",
+        "HTTP/1.1 2ä OK\r\n\r\n".encode("latin-1"),
     ],
 )
 def test_broken_answers_are_errors(answer: bytes) -> None:
     with pytest.raises(GenerationFailed):
         ask(answer, collect)
+
+
+@pytest.mark.parametrize("body", [b"[]", b"null", b"{}", b'{"data": [1]}', b'{"data": [{"id": null}]}'])
+def test_a_server_that_lists_no_models_is_another_kind_of_server(body: bytes) -> None:
+    with pytest.raises(GenerationFailed, match="/v1/models answered something that is no list"):
+        ask(whole(body), lambda address: find_remote(str(address), None))
 
 
 def test_an_answer_that_is_no_json() -> None:

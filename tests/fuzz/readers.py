@@ -6,9 +6,11 @@ text is encoded and decoded with them.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -35,6 +37,7 @@ _TEXTS = ("", "The dragoman, é 通 😀.", "  <s>[INST] a\tb</s> 12345", "the t
 
 # In memory, as the files are written a thousand times a second.
 FOLDER = Path(tempfile.mkdtemp(prefix="dragoman-fuzz-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
+atexit.register(shutil.rmtree, FOLDER, ignore_errors=True)
 
 
 class Unnamed(Exception):

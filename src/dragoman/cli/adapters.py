@@ -8,7 +8,7 @@ import msgspec
 
 from dragoman.cli import console
 from dragoman.cli.address import Address, address_of
-from dragoman.cli.server_calls import ask_json, ask_text
+from dragoman.cli.server_calls import ask_json, ask_text, entries
 
 LOAD_TIMEOUT_S = 600.0
 """Includes the time for downloading an adapter."""
@@ -60,12 +60,13 @@ class AdapterChoice(LoadedAdapterChoice, frozen=True, kw_only=True):
 
 def list_adapters(server: ServerChoice) -> None:
     """List the adapters of a running server: those that are loaded, and those that can be."""
-    answer = ask_json(server.address, "/v1/lora_adapters")
-    if not answer["data"]:
+    path = "/v1/lora_adapters"
+    found = entries(ask_json(server.address, path), server.address, path)
+    if not found:
         console.notes().print("The server has no adapters yet: load one with dragoman adapters load", markup=False)
         return
     table = console.table(("ADAPTER", "STATE", "RANK", "MEMORY"), no_wrap=False)
-    for entry in answer["data"]:
+    for entry in found:
         table.add_row(*_row(entry))
     console.output().print(table)
 

@@ -210,7 +210,9 @@ class CommandLine:
                 parameters.append(_help_all(lambda: made(shows_all=True)))
             run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
             alone = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-            epilog = None if not options else EPILOG if shows_all else f"--help-all lists all options. {EPILOG}"
+            epilog = _epilog(options)
+            if common is not None and not shows_all:
+                epilog = f"--help-all lists all options. {epilog or ''}"
             alone.command(name, cls=_Command, epilog=epilog, context_settings=_HELP)(run)
             return typer.main.get_command(alone)
 
@@ -259,6 +261,14 @@ class CommandLine:
             inspect.Parameter("config", kind, default=None, annotation=Annotated[Path | None, config]),
             inspect.Parameter("debug", kind, default=False, annotation=Annotated[bool, debug]),
         )
+
+
+def _epilog(options: Iterable[Option]) -> str | None:
+    """Return how else the options may be given, as far as they may."""
+    named = [option.configurable for option in options if not option.positional]
+    if not any(named):
+        return None
+    return EPILOG if all(named) else EPILOG.replace("Each option", "Most options", 1)
 
 
 def _nobody_reads() -> bool:

@@ -104,9 +104,9 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
         raise EngineUnavailable(message) from None
     try:
         writer.write(head.encode() + data)
-        status = await reader.readline()
+        status = await _head_line(reader)
         headers: dict[str, str] = {}
-        while (line := await reader.readline()).strip():
+        while (line := await _head_line(reader)).strip():
             name, _, value = line.decode("latin-1").partition(":")
             headers[name.strip().lower()] = value.strip().lower()
         chunked = headers.get("transfer-encoding") == "chunked"
@@ -114,7 +114,7 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
         code = status.split(b" ", 2)[1:2]
         if code != [b"200"]:
             answer = b"".join([line async for line in lines])
-            number = code[0].decode() if code else "no status"
+            number = code[0].decode("latin-1") if code else "no status"
             message = f"{address}{path} answered {number}: {_error_message(answer)}"
             if number == "429":
                 wait = headers.get("retry-after", "")
@@ -127,6 +127,14 @@ async def _exchange(address: Address, path: str, body: dict[str, Any] | None) ->
         raise GenerationFailed(f"the connection to {address} broke: {error}") from None
     finally:
         writer.close()
+
+
+async def _head_line(reader: asyncio.StreamReader) -> bytes:
+    """Return a line of an answer's head. Raises GenerationFailed for one that is too long."""
+    try:
+        return await reader.readline()
+    except ValueError:
+        raise GenerationFailed("the answer has a line of more than 4 MiB in its head") from None
 
 
 async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
@@ -145,6 +153,8 @@ async def _chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 async def _blocks(reader: asyncio.StreamReader, length: str | None) -> AsyncIterator[bytes]:
     """Yield the body of an answer with a known length, or up to the end of the connection."""
     if length is not None:
+        if not length.isdecimal():
+            raise GenerationFailed(f"the answer has {length[:40]!r} where its length belongs")
         yield await reader.readexactly(int(length))
         return
     while block := await reader.read(1 << 16):

@@ -13,6 +13,7 @@ from dragoman.cli.address import Address
 from dragoman.cli.attached_images import core_content
 from dragoman.cli.output_format import option_of, structured_outputs
 from dragoman.cli.remote import fetch_json, stream_json
+from dragoman.cli.server_calls import entries
 from dragoman.cli.settings import STOPPING, SamplingSettings
 from dragoman.core.constraint import Constraint
 from dragoman.core.errors import BadRequest, GenerationFailed, NotFound
@@ -148,7 +149,7 @@ async def find_remote(url: str, model: str | None, key: str = "", *, timeout_s: 
     """Return the server at ``url``, which may ask for a key, with the model named, or the first that it serves."""
     address = Address.parse(url, key)
     answer = await fetch_json(address, "/v1/models", timeout_s=timeout_s)
-    served = [entry["id"] for entry in answer["data"]]
+    served = [str(entry["id"]) for entry in entries(answer, address, "/v1/models")]
     if not served:
         raise NotFound(f"{address} serves no model")
     if model is not None and model not in served:
