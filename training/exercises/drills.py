@@ -12,7 +12,8 @@ from training.exercises.names import a_city, a_code, a_made_up_word, a_person, i
 from training.exercises.words import WORDS
 
 YES, NO = "Yes.", "No."
-MORE_WORDS = ["seats", "duration", "stock"]  # names of fields that are no common words, and held out as keys
+HELD_OUT = [word for word in (*WORDS, "seats", "duration", "stock") if is_held_out(word)]
+"""Words that training never uses as keys or names; the last ones are names of fields, and no common words."""
 
 
 def a_word(rng: Random, *, held_out: bool = False) -> str:
@@ -29,17 +30,10 @@ def written_again(rng: Random, *, held_out: bool = False) -> Exchange:
     plain = [a_word(rng, held_out=held_out) for _ in range(rng.randint(1, 4))]
     listed, spoken = ", ".join(words), " ".join(plain)
     capitalised = [word.capitalize() for word in plain]
-    # What is held out is a word as a key or a name, not its letters: after a quotation mark every word is written.
-    quoted = [rng.choice([*WORDS, *MORE_WORDS]) for _ in range(rng.randint(1, 6))]
-    to_quote = rng.choice([", ", ", ", " ", "\n", " and "]).join(quoted)
     question, answer = rng.choice(
         [
             (f"Write this as a JSON list: {listed}", json.dumps(words)),
             (f"Put each word in quotes: {listed}", ", ".join(f'"{word}"' for word in words)),
-            (f"Write these words as a JSON list: {to_quote}", json.dumps(quoted)),
-            (f"{to_quote}\nAs a JSON list, please.", json.dumps(quoted)),
-            (f"Put each of these in quotes: {to_quote}", ", ".join(f'"{word}"' for word in quoted)),
-            (f'In JSON: "words" is {to_quote}', json.dumps({"words": quoted})),
             (f"One word to a line: {listed}", "\n".join(words)),
             (f"Say only this: {listed}", listed),
             (f"Write in capital letters: {spoken}", spoken.upper()),
@@ -51,6 +45,23 @@ def written_again(rng: Random, *, held_out: bool = False) -> Exchange:
             (f"Spell {plain[0]}.", "-".join(plain[0])),
             (f"Spell {plain[0].capitalize()} in capital letters.", "-".join(plain[0].upper())),
             (f"Which word is this? {'-'.join(plain[0])}", plain[0]),
+        ]
+    )
+    return Exchange("drill", question, answer, verbatim=True)
+
+
+def quoted(rng: Random) -> Exchange:
+    """Words after quotation marks, those that are held out as keys and names among them, and often: what is held out is
+    their use, not their letters, which nothing else would ever write there."""
+    words = [rng.choice(HELD_OUT if rng.random() < 0.4 else WORDS) for _ in range(rng.randint(1, 6))]
+    listed = rng.choice([", ", ", ", " ", "\n", " and "]).join(words)
+    question, answer = rng.choice(
+        [
+            (f"Write these words as a JSON list: {listed}", json.dumps(words)),
+            (f"{listed}\nAs a JSON list, please.", json.dumps(words)),
+            (f"JSON list of {listed}", json.dumps(words)),
+            (f"Put each of these in quotes: {listed}", ", ".join(f'"{word}"' for word in words)),
+            (f'In JSON: "words" is {listed}', json.dumps({"words": words})),
         ]
     )
     return Exchange("drill", question, answer, verbatim=True)

@@ -54,8 +54,9 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (2, rewriting.question_form),
     (3, stories.story),
     (2, writing.sorted_words),
-    (6, writing.name_some),
+    (12, writing.name_some),
     (1, writing.printed),
+    (20, drills.quoted),
 ]
 
 SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
@@ -72,7 +73,7 @@ SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     (14, passages.about_a_text),
     (3, writing.table),
     (2, writing.program),
-    (24, drills.written_again),
+    (16, drills.written_again),
     (12, drills.pairs),
     (10, drills.is_it_there),
     (10, drills.sorted_out),
@@ -135,7 +136,7 @@ def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
         return schemas.several_orders(rng, held_out=held_out)
     if kind < 0.58:
         return passages.several_questions(rng, held_out=held_out)
-    if kind < 0.60:
+    if kind < 0.62:
         return _claims(rng)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
