@@ -60,6 +60,15 @@ def test_what_a_wrapper_saved_is_told_with_how_to_save_the_model(tmp_path: Path)
         checkpoint_of(folder)
 
 
+def test_an_output_that_is_missing_may_be_the_embedding(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["llama"] | {"tie_word_embeddings": False})
+    save_file({k: v for k, v in load_file(folder / WEIGHTS).items() if k != "lm_head.weight"}, folder / WEIGHTS)
+    with pytest.raises(
+        ModelError, match=r"lm_head\.weight is missing; where the output .* tie_word_embeddings is true"
+    ):
+        checkpoint_of(folder)
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_stored_types_hold_the_same_numbers_up_to_their_rounding(dtype: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, VARIANTS["llama"], dtype)

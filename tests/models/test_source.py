@@ -343,6 +343,12 @@ def test_an_unknown_architecture_is_told_with_what_may_be_wrong(
         describe(folder)
 
 
+def test_a_config_that_names_no_architecture_is_told_as_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="names no architecture: it has neither architectures nor model_type"):
+        describe(tmp_path)
+
+
 def test_describing_needs_no_kernels_and_no_hub_client(tmp_path: Path) -> None:
     folder = make_folder(tmp_path, VARIANTS["llama"])
     code = (

@@ -18,6 +18,11 @@ from dragoman.core.events import (
 )
 from dragoman.core.request import ChatPrompt, FillPrompt, TextPrompt, TokenPrompt
 from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
+from dragoman.core.sampling_defaults import SamplingDefaults
+from dragoman.engine.messages import EngineInfo
+from dragoman.models import ModelInfo
+from dragoman.serving.loaded_model import served_model
+from dragoman.serving.model_registry import ModelSource
 from dragoman.text import ChatTemplate
 
 pytestmark = pytest.mark.anyio
@@ -89,6 +94,30 @@ async def test_a_token_that_only_the_tokenizer_has_is_refused_by_its_text(templa
         (sent,) = (asked.sampling for asked in runtime.engine.requests)
         assert len(sent.banned_phrases) == 1
         assert sent.dry_breaker_ids == ()
+
+
+def test_an_end_that_only_the_tokenizer_has_ends_nothing(template: ChatTemplate) -> None:
+    """As transformers adds a special token that a config names and no vocabulary has."""
+    named = ModelInfo(
+        name="m",
+        architecture="LlamaForCausalLM",
+        precision="float32",
+        kv_precision="float32",
+        context_tokens=64,
+        vocab_size=4,
+        hidden_size=8,
+        eos_token_ids=(3, 4),
+        bos_token_id=None,
+        parameter_count=1,
+        weight_bytes=1,
+        fingerprint="f",
+        tokenizer_folder="",
+    )
+    sizes = {"block_size": 16, "num_blocks": 4, "max_running": 1, "max_unfinished": 1, "step_tokens": 8, "load_s": 0.0}
+    info = EngineInfo(model=named, vocab_size=4, max_context=64, **sizes)
+    served = served_model(ModelSource(name="m", source="m"), info, TOKENIZER, template, SamplingDefaults())
+    assert served.eos_ids == tuple(each for each in (*TOKENIZER.eos_ids, 3) if each < 4)
+    assert served.first_unknown == 4
 
 
 @pytest.mark.parametrize("text", ["Once upon a time", "Hé, 東京! 🎉 naïve", "", " \n\t"])

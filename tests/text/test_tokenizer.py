@@ -333,6 +333,14 @@ def test_marks_of_gaps_that_are_no_tokens_do_not_count(folder_of: FolderOf, tmp_
     assert Tokenizer.load(folder).fill == Tokenizer.load(folder_of("byte_level_bpe")).fill
 
 
+def test_a_part_that_the_library_does_not_know_may_be_of_a_newer_one(folder_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(folder_of("byte_level_bpe"), tmp_path)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    write(folder, "tokenizer.json", document | {"pre_tokenizer": {"type": "OfTomorrow"}})
+    with pytest.raises(ModelError, match="pip install --upgrade tokenizers"):
+        Tokenizer.load(folder)
+
+
 def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no tokenizer\.json; copy it, and tokenizer_config\.json, from where"):
         Tokenizer.load(tmp_path)

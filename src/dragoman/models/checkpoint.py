@@ -137,6 +137,8 @@ class Checkpoint:
     def _similar(self, name: str) -> str:
         """What to tell who misses a tensor that is there under a longer name, as wrappers around a model save it."""
         longer = next((each for each in self._tensors if each.endswith(f".{name}")), "")
+        if not longer and name.partition(".")[0] in self._family.names.get("head", ("",))[0]:
+            return "; where the output has the embedding's weights, config.json says so: tie_word_embeddings is true"
         if not longer:
             return ""
         return (

@@ -122,7 +122,9 @@ def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
         try:
             return parse_pipeline(document)
         except Exception as error:  # the library raises plain Exception for every malformed file
-            raise ModelError(f"{path}: not a tokenizer that can be read: {error}") from error
+            newer = "untagged enum" in str(error)  # the library's words for a part that it does not know
+            hint = "; a newer release of the library may know it: pip install --upgrade tokenizers" if newer else ""
+            raise ModelError(f"{path}: not a tokenizer that can be read: {error}{hint}") from error
     if problem := broken_link_problem(path):
         raise ModelError(problem)
     if _is_gpt2(folder):

@@ -155,6 +155,8 @@ def _architecture(values: dict[str, Any]) -> str:
             return _OTHERS[name]
     if not names and (found := _BY_MODEL_TYPE.get(str(values.get("model_type")))):
         return found
+    if not names and values.get("model_type") is None:
+        raise ModelError("config.json names no architecture: it has neither architectures nor model_type")
     requested = ", ".join(names) or f"model_type {values.get('model_type')!r}"
     hint = ""
     if near := next((name for name in FAMILIES if name.lower() == requested.lower()), ""):
