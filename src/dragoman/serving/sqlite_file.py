@@ -7,7 +7,9 @@ import ctypes
 import logging
 import os
 import sqlite3
+import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,7 +33,9 @@ class Database(sqlite3.Connection):
     is_impatient = False
     file: Path | None = None
     """Where it was opened; None in memory."""
-    _identity: tuple[int, int] | None = None
+    _identity: tuple[int, int] = 0, 0
+    _handle: int | None = None
+    """Keeps the file's number as it is: some file systems number files that nobody has open anew."""
 
     @property
     def is_in_place(self) -> bool:
@@ -45,12 +49,17 @@ class Database(sqlite3.Connection):
             return False
         except OSError:
             return True  # it is not known
-        return self._identity in (None, (found.st_dev, found.st_ino))
+        if self._handle is not None:
+            self._identity = _identity(os.fstat(self._handle))
+        return self._identity == _identity(found)
 
     def note_place(self, file: Path) -> None:
         """Note where the file is, and which one it is."""
-        found = os.stat(file)
-        self.file, self._identity = file, (found.st_dev, found.st_ino)
+        self.file, self._identity = file, _identity(os.stat(file))
+        if sys.platform == "linux":
+            # Closing any other descriptor of a file would release the locks that SQLite has on it.
+            self._handle = os.open(file, os.O_PATH | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._handle)
 
     def begin(self) -> None:
         """Begin a transaction that writes. Raises sqlite3.OperationalError where the file stays locked."""
@@ -67,6 +76,10 @@ class Database(sqlite3.Connection):
 
     def _wait_at_most(self, seconds: float) -> None:
         self.execute(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
+
+
+def _identity(found: os.stat_result) -> tuple[int, int]:
+    return found.st_dev, found.st_ino
 
 
 def connect(file: Path, *, locked_s: float, read_only: bool = False) -> Database:
