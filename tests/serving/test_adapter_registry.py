@@ -66,7 +66,7 @@ def test_the_folder_offers_what_holds_an_adapter(folder: Path) -> None:
 @pytest.mark.parametrize("source", ["../secret", "{folder}/../secret", "/etc", "empty", "nothing", "org/poems", "."])
 def test_a_client_s_words_never_become_a_path(folder: Path, source: str) -> None:
     registry = AdapterRegistry(AdapterSettings(adapters_folder=str(folder)))
-    with pytest.raises(AdapterNotFound):
+    with pytest.raises(AdapterNotFound, match=r"to load\. There are: "):
         registry.find("mine", source.format(folder=folder))
     with pytest.raises(AdapterNotFound):
         registry.find(source.format(folder=folder))

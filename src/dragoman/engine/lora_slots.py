@@ -73,7 +73,9 @@ class Adapters:
             raise Conflict(f"The adapter '{name}' is already loaded.", param="adapter")
         if not self._free:
             used = len(self._loaded) + len(self._loading) + len(self._unloading)
-            raise Conflict(f"All {used} adapter slots are in use; unload an adapter first.", param="adapter")
+            raise Conflict(
+                f"All {used} adapter slots are in use (--max-adapters); unload an adapter first.", param="adapter"
+            )
         place = self._loading[name] = SlotLocation(name, self._free.pop())
         return place
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from dragoman.core.catalog import listed
 from dragoman.core.errors import AdapterNotFound, DragomanError
 from dragoman.core.user_folders import expand_user
 from dragoman.models.adapters.source import find_adapter
@@ -60,7 +61,8 @@ class AdapterRegistry:
                 return AdapterSource(name, str(path))
         if self._allow_downloads and _HUB_ID.fullmatch(source) and not Path(source).exists():
             return AdapterSource(name, source)
-        raise AdapterNotFound(f"There is no adapter '{source[:256]}' to load.", param="lora_path")
+        there = listed(adapter.name for adapter in self.sources()) or "none"
+        raise AdapterNotFound(f"There is no adapter '{source[:256]}' to load. There are: {there}.", param="lora_path")
 
     def fetch(self, adapter: AdapterSource) -> Path:
         """Return the folder with the adapter's files, downloaded where they are missing. Raises ModelError."""
