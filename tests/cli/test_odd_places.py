@@ -214,6 +214,7 @@ def test_closed_standard_files_and_readers_that_leave_are_no_errors() -> None:
     [
         ('serve --trusted-proxy nonsense', "--trusted-proxy nonsense: not an address"),
         ('status --url http://[::1', "http://[::1 is not an address: Invalid IPv6 URL"),
+        ('keys --holder a\udcff', "--holder has characters that are not printable"),
         ('keys --expires 2001-01-31', "--expires 2001-01-31 is over"),
         ('models list --models-folder /no/models', "note: --models-folder /no/models: No such file or directory"),
         ('serve --port 0 --chat-template /no/template', "/no/template: No such file or directory"),

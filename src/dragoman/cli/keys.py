@@ -59,6 +59,8 @@ def keys(new: NewKeySettings) -> None:
     Its line for --api-key-file goes to standard output (dragoman keys >> keys.txt), the key itself, this once, to
     standard error.
     """
+    if not new.holder.isprintable():  # nor are bytes that are no UTF-8, with which no server could read the file
+        raise DragomanError("--holder has characters that are not printable")
     given = {field: getattr(new, option.name.replace("/", "_")) for field, option in OPTIONS.items()}
     try:
         limits = {field: read_limit(field, text) for field, text in given.items() if text is not None}
