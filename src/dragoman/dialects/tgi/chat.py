@@ -18,7 +18,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.events import TextDelta
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.api import Operation, RequestContext, RouteHint
+from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.field import CoreParams
 from dragoman.dialects.field_types import FieldError
@@ -113,15 +113,6 @@ class Chat:
                     yield chunk
 
 
-def claims(call: RouteHint) -> bool:
-    """Return whether a call of a path of OpenAI's is surely a TGI client's; asked only of servers that tell clients
-    apart. `tgi` is what its documents have clients call every model, `dummy` what Hugging Face's own client does."""
-    if call.dialect != "auto" or not isinstance(call.body, dict):
-        return False
-    is_dummy = call.body.get("model") == "dummy" and "hf_hub/" in call.headers.get("user-agent", "")
-    return is_dummy or call.body.get("model") == "tgi"
-
-
 def operations(state: TgiState) -> tuple[Operation, ...]:
     """Return the operations: chats, and the tokens of a chat's prompt."""
     routes = Chat(state)
@@ -132,7 +123,6 @@ def operations(state: TgiState) -> tuple[Operation, ...]:
             summary="Answer a conversation.",
             handler=routes.chat_completions,
             table=CHAT,
-            claims=claims,
         ),
         Operation(
             method="POST",
