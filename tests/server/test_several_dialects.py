@@ -145,7 +145,7 @@ async def test_an_address_without_v1_is_answered_with_the_one_that_has_it(
         ),
         ("/v1/api/chat", "/api/chat", "Ollama's clients add /api themselves, to a base address without a path"),
         ("/ollama/v1/chat/completions", "/v1/chat/completions", "under /ollama are only the paths of Ollama itself"),
-        ("/llamacpp/v1/embeddings", "/v1/embeddings", "under /llamacpp are only the paths of llama.cpp itself"),
+        ("/octoai/v1/embeddings", "/v1/embeddings", "under /octoai are only the paths of OctoAI itself"),
         ("/api//api/chat", "/api/chat", "Ollama's clients add /api themselves, to a base address without a path"),
     ],
 )

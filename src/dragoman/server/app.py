@@ -224,7 +224,9 @@ class _Errors:
     async def unrouted(self, request: Request, error: Exception) -> Response:
         path = request.url.path[:256]
         meant, why = self._meant_by(path)
-        dialect, page = self._dialect_of(meant or path, request.headers), page_headers(request.scope["headers"])
+        has_prefix = _first_part(path) in self._prefixed
+        dialect = self._dialect_of(path if has_prefix else meant or path, request.headers)
+        page = page_headers(request.scope["headers"])
         try:
             self._context.check_page(page, dialect.cors, request.method)
         except Forbidden as refusal:
