@@ -173,6 +173,19 @@ def test_closing_a_stream_cancels() -> None:
     asyncio.run(play())
 
 
+def test_a_request_that_cannot_be_encoded_is_refused_and_not_sent_again() -> None:
+    """Later processes are given every unfinished request: it would end the start of each."""
+
+    async def play() -> None:
+        async with started() as client:
+            with pytest.raises(UnicodeEncodeError):
+                client.submit(msgspec.structs.replace(endless("r"), cache_salt="\ud800"))
+            assert not client._requests
+            assert not client._streams
+
+    asyncio.run(play())
+
+
 def test_closing_a_stream_that_ended_leaves_the_next_of_its_name_alone() -> None:
     async def play() -> None:
         async with started() as client:

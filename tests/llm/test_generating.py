@@ -262,8 +262,10 @@ def _given(call: Any) -> dict[str, Any]:
     ("messages", "options", "words"),
     [
         ([{"content": "Hi"}], {}, r"messages\[0\].role"),
-        ([{"role": "user"}], {}, r"messages\[0\].content"),
-        ([{"role": "user", "content": "Hi", "mood": 1}], {}, r"messages\[0\].mood"),
+        ([{"role": "user"}], {}, r"'messages\[0\].content' is missing$"),
+        ([{"role": "user", "content": "Hi", "mood": 1}], {}, r"'messages\[0\].mood' is unknown$"),
+        ([{"role": "user", "content": "\ud800"}], {}, "surrogates not allowed"),
+        (QUESTION, {"tools": [{"type": "function"}]}, "'tools' has a 'function'"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], {}, "not supported"),
         (QUESTION, {"tool_choice": "required"}, "tool_choice"),
         (QUESTION, {"continue_final_message": True, "add_generation_prompt": True}, "exclude each other"),
@@ -362,6 +364,8 @@ def test_scores_that_cannot_be_are_refused(llm: LLM, arguments: Any, words: str)
         llm.score(*arguments)
     with pytest.raises(InvalidParams, match="'top_logprobs' is from 0"):
         llm.score("a", top_logprobs=-1)
+    with pytest.raises(InvalidParams, match="not True"):  # to the engine it is no number
+        llm.score("a", top_logprobs=True)
 
 
 # Errors --------------------------------------------------------------------------------------------------------------
@@ -404,3 +408,17 @@ def test_parameters_that_do_not_fit_the_batch_are_refused(llm: LLM) -> None:
 def test_an_adapter_that_is_not_loaded_is_refused(llm: LLM) -> None:
     with pytest.raises(AdapterNotFound, match="nobody"):
         llm.generate("Once", adapter="nobody")
+    with pytest.raises(InvalidParams, match="'adapter' is 5: expected a text"):
+        llm.generate("Once", adapter=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [TextPrompt(text=5), TextPrompt(text="\ud800"), TokenPrompt(token_ids=("a",)), None, b"a", "\ud800"],  # type: ignore[arg-type]
+)
+def test_what_is_no_text_is_refused_wherever_it_comes(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(BadRequest):
+        llm.generate([prompt])
+    if not isinstance(prompt, TextPrompt | TokenPrompt):
+        with pytest.raises(InvalidParams, match="'text' is"):
+            llm.tokenize(prompt)

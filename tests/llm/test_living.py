@@ -420,6 +420,7 @@ def test_a_program_that_ends_without_closing_leaves_nothing_and_says_nothing() -
             except Exception as error:
                 print(error)
             first.close()
+            first = stream = None  # forgotten in the fork, where there is nothing to close
             os._exit(0)
         os.waitpid(child, 0)
         print(first.generate("Once", SamplingParams(max_tokens=4))[0].usage.completion_tokens)
@@ -460,6 +461,11 @@ def test_a_program_that_ends_without_closing_leaves_nothing_and_says_nothing() -
         ({"precision": "int3"}, InvalidParams, "'precision' is 'int3': expected 'float32'"),
         ({"max_context": 0}, InvalidParams, "'max_context' is 0: expected `int` >= 1."),
         ({"adapters": {"a,b": "folder"}}, InvalidParams, "'adapters' has 'a,b'"),
+        ({"adapters": ["a"]}, InvalidParams, "'adapters' is .'a'.: expected a dict"),
+        ({"adapters": {"a": 5}}, InvalidParams, "'adapters' is 5: expected a text or a path"),
+        ({"model": 5}, InvalidParams, "'model' is 5: expected a text or a path"),
+        ({"threads": 0}, InvalidParams, "'threads' is 0: expected a number from 1 to 1024"),
+        ({"cpus": 3}, InvalidParams, "'cpus' is 3: expected a text"),
         ({"adapters": {"a": "/nonexistent/adapter"}}, ModelError, "nonexistent"),
         ({"chat_template": "/nonexistent/template"}, ModelError, "nonexistent"),
     ],

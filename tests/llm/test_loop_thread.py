@@ -6,12 +6,15 @@ import asyncio
 import contextlib
 import signal
 import threading
+import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dragoman.llm.loop_thread import LoopThread, loop_thread
+from dragoman.llm.running import RunningModel, close_forgotten
 
 
 def interrupt_soon() -> None:
@@ -131,3 +134,14 @@ def test_context_that_cannot_be_entered() -> None:
 
     with loop_thread() as loop, pytest.raises(ValueError, match="no"), loop.hold(broken()):
         pass
+
+
+def test_a_model_that_is_forgotten_is_closed_where_warnings_are_errors() -> None:
+    closed, owned = threading.Event(), SimpleNamespace(is_open=True, is_own=True)
+    owned.close = closed.set
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(ResourceWarning, match="an LLM was not closed"):
+            close_forgotten(cast(RunningModel, owned))
+        close_forgotten(cast(RunningModel, SimpleNamespace(is_open=True, is_own=False)))  # of a fork: nothing is said
+    assert closed.wait(60)

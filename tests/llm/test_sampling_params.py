@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from dragoman.core.constraint import Choice, JsonObject, JsonSchema, Lark, Regex
@@ -241,3 +242,26 @@ def test_structured_outputs_are_constraints(given: dict[str, Any], expected: Any
 def test_a_schema_that_is_no_json_is_refused() -> None:
     with pytest.raises(InvalidParams, match="'json' is no JSON Schema"):
         StructuredOutputsParams(json={"enum": [object()]}).constraint()
+
+
+@pytest.mark.parametrize(
+    "given", [{"stop": "\ud800"}, {"stop": ["a", "\ud800"]}, {"cache_salt": "\ud800"}, {"bad_words": ["\ud800"]},
+              {"structured_outputs": {"regex": "\ud800"}}, {"structured_outputs": {"json": "\ud800"}}]
+)  # fmt: skip
+def test_half_a_character_is_refused(given: dict[str, Any]) -> None:
+    """It has no bytes, so that it could be sent to no engine."""
+    with pytest.raises(InvalidParams, match="not valid Unicode: a lone surrogate"):
+        SamplingParams(**given)
+
+
+def test_a_schema_that_cannot_be_written_is_refused() -> None:
+    circular: dict[str, Any] = {}
+    circular["not"] = circular
+    for schema in (circular, {"const": "\ud800"}):
+        with pytest.raises(InvalidParams, match="is no JSON Schema"):
+            StructuredOutputsParams(json=schema).constraint()
+
+
+def test_types_of_other_packages_are_named_as_they_are() -> None:
+    with pytest.raises(InvalidParams, match=r"got `numpy\.ndarray`"):
+        SamplingParams(stop_token_ids=np.array([1]))  # type: ignore[arg-type]

@@ -51,6 +51,8 @@ class FieldError(BadRequest):
         self.rule, self.path, self.value, self.kind, self.bound = rule, path, value, kind, bound
         wanted = f"expected {kind.words()}" if kind else f"{rule.value} {bound}"
         message = f"'{dotted(path)}': {wanted}, got {shown(value)}"
+        if rule in (FieldRule.MISSING, FieldRule.UNKNOWN):  # there is no value
+            message = f"'{dotted(path)}' is {rule.value}"
         if rule is FieldRule.DEEP:  # the value is of the expected type
             message = f"'{dotted(path)}': nested more than {bound} levels deep"
         super().__init__(message, param=dotted(path) or None)

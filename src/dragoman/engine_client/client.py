@@ -299,10 +299,10 @@ class EngineClient:
             return refused(request)
         unfinished = InFlightRequest(request)
         stream = EventStream(partial(self.cancel, request.request_id), most_unread(request))
+        if self._isolation.alone is None:
+            self._send([unfinished])  # first: what cannot be encoded must not be sent again to each later process
         self._requests[request.request_id] = unfinished
         self._streams[request.request_id] = stream
-        if self._isolation.alone is None:
-            self._send([unfinished])
         return stream
 
     async def explain(self, request: EngineRequest) -> EngineExplanation:

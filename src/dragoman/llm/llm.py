@@ -22,7 +22,9 @@ from dragoman.llm.prompts import (
     ChatOptions,
     Message,
     Prompt,
+    check_adapter,
     checked_chat,
+    checked_text,
     core_prompt,
     is_conversation,
     listed_conversations,
@@ -30,7 +32,7 @@ from dragoman.llm.prompts import (
     listed_prompts,
     token_ids,
 )
-from dragoman.llm.running import close_forgotten, start_model
+from dragoman.llm.running import check_placement, close_forgotten, start_model
 from dragoman.llm.sampling_params import MAX_TOP, InvalidParams, SamplingParams
 from dragoman.models.topology import place
 
@@ -84,6 +86,7 @@ class LLM:
 
         Raises ModelError for a model that cannot be loaded, InvalidParams for options that cannot be.
         """
+        check_placement(threads, cpus)
         self._running = start_model(model, place(threads, cpus), chat_template, adapters or {}, options)
         self.card: ModelCard = self._running.model.card
         self._numbers = itertools.count(1)
@@ -219,11 +222,11 @@ class LLM:
 
     def tokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return the token ids of a text. ``add_special_tokens``: also those that the model puts around a prompt."""
-        return self._run(self._running.model.tokenize(text, add_special_tokens))
+        return self._run(self._running.model.tokenize(checked_text(text, "text"), add_special_tokens))
 
     async def atokenize(self, text: str, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Return what ``tokenize`` does, for asyncio."""
-        return await self._wait_for(self._running.model.tokenize(text, add_special_tokens))
+        return await self._wait_for(self._running.model.tokenize(checked_text(text, "text"), add_special_tokens))
 
     def detokenize(self, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
         """Return the text of token ids."""
@@ -271,6 +274,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         adapter: str | None,
     ) -> _Jobs:
+        check_adapter(adapter)
         prompts = listed_prompts(given)
         params = listed_params(sampling_params, len(prompts))
         requests = [self._prompt_request(*each, adapter) for each in zip(prompts, params, strict=True)]
@@ -283,6 +287,7 @@ class LLM:
         adapter: str | None,
         options: ChatOptions,
     ) -> _Jobs:
+        check_adapter(adapter)
         conversations = listed_conversations(given)
         params = listed_params(sampling_params, len(conversations))
         made = [self._chat_request(*each, adapter, options) for each in zip(conversations, params, strict=True)]
@@ -311,6 +316,7 @@ class LLM:
         adapter: str | None,
         options: ChatOptions,
     ) -> AsyncGenerator[OutputDelta, None]:
+        check_adapter(adapter)
         params = listed_params(sampling_params, 1)[0]
         if is_conversation(prompt):
             request, shape = self._chat_request(prompt, params, adapter, options)  # type: ignore[arg-type]
@@ -330,6 +336,7 @@ class LLM:
         top_logprobs: int,
         adapter: str | None,
     ) -> list[ScoreRequest]:
+        check_adapter(adapter)
         listed = listed_prompts(texts)
         before: list[Prompt] | list[None] = [None] * len(listed)
         if prompts is not None:
@@ -338,7 +345,7 @@ class LLM:
             if len(before) != len(listed):
                 message = f"'prompts' are {len(before)} for {len(listed)} texts: give one for all, or one for each."
                 raise InvalidParams(message, param="prompts")
-        if not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= MAX_TOP:
+        if type(top_logprobs) is not int or not 0 <= top_logprobs <= MAX_TOP:
             raise InvalidParams(f"'top_logprobs' is from 0 to {MAX_TOP}, not {top_logprobs!r}.", param="top_logprobs")
         return [
             ScoreRequest(request_id=self._next_id(), text=text, prompt=prompt, top=top_logprobs, adapter=adapter)  # type: ignore[arg-type]

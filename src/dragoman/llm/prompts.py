@@ -17,7 +17,7 @@ from dragoman.dialects.openai.fields import CHAT
 from dragoman.dialects.openai.messages import template_messages
 from dragoman.dialects.tools import ToolPlan, tool_choice, tool_plan
 from dragoman.llm.images import with_urls
-from dragoman.llm.sampling_params import InvalidParams, SamplingParams
+from dragoman.llm.sampling_params import InvalidParams, SamplingParams, check_fields, check_unicode
 
 Prompt = str | Sequence[int] | TextPrompt | TokenPrompt | FillPrompt
 """A text, token ids, or one of the core's prompts, which have more options."""
@@ -82,14 +82,33 @@ def listed_params(given: SamplingParams | Sequence[SamplingParams] | None, count
 
 def core_prompt(given: Prompt) -> TextPrompt | TokenPrompt | FillPrompt:
     """Return the prompt as the core's type. Raises InvalidParams."""
-    if isinstance(given, TextPrompt | TokenPrompt | FillPrompt):
+    if isinstance(given, TokenPrompt):
+        return TokenPrompt(token_ids=token_ids(given.token_ids, "prompts"))
+    if isinstance(given, TextPrompt | FillPrompt):
+        check_fields(given)
         return given
     return TextPrompt(text=given) if isinstance(given, str) else TokenPrompt(token_ids=token_ids(given, "prompts"))
+
+
+def checked_text(given: object, param: str) -> str:
+    """Return the text. Raises InvalidParams for what is none, or has half a character."""
+    if not isinstance(given, str):
+        raise InvalidParams(f"'{param}' is {_shown(given)}: expected a text.", param=param)
+    check_unicode(given, param)
+    return given
+
+
+def check_adapter(adapter: object) -> None:
+    """Raise InvalidParams for what cannot be an adapter's name."""
+    if adapter is not None:
+        checked_text(adapter, "adapter")
 
 
 def token_ids(given: Iterable[int], param: str) -> tuple[int, ...]:
     """Return token ids as Python's integers; NumPy's are accepted too. Raises InvalidParams."""
     try:
+        if isinstance(given, bytes | bytearray):  # their items are integers, but no token ids
+            raise TypeError
         return tuple(map(operator.index, given))
     except TypeError:
         message = f"'{param}' has an item that is neither a text nor a list of token ids: {_shown(given)}."
@@ -105,7 +124,7 @@ def checked_chat(messages: Sequence[Message], options: ChatOptions, params: Samp
         raise TypeError(f"{name!r} is no option of a chat; there are {', '.join(ChatOptions.__annotations__)}")
     try:
         body = msgspec.json.decode(msgspec.json.encode({"messages": with_urls(messages), **options}))
-    except TypeError as error:
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidParams(f"Messages and tools are made of what JSON knows: {error}.", param="messages") from None
     reading = _chat_table().read(body, strict=True)
     if reading.reported:
@@ -138,7 +157,10 @@ def _chat_table() -> Table:
 
 
 def _plan(values: Mapping[str, Any], card: ModelCard) -> ToolPlan:
-    functions = [tool["function"] for tool in values["tools"] or ()]
+    tools = values["tools"] or ()
+    if any(tool.get("function") is None for tool in tools):
+        raise BadRequest("Each of 'tools' has a 'function' with its name and parameters.", param="tools")
+    functions = [tool["function"] for tool in tools]
     separate = values["separate_reasoning"]
     if separate and card.reasoning is None:
         message = f"'separate_reasoning' is not supported: the model '{card.name}' is not known to write its reasoning."
@@ -155,7 +177,7 @@ def _named(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
 
 
 def _listed(given: Any, param: str) -> list[Any]:
-    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+    if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
         raise InvalidParams(f"'{param}' is {_shown(given)}: expected a list.", param=param)
     return list(given)
 

@@ -29,6 +29,9 @@ MAX_WAITING = 1 << 16
 """Requests that may wait for their first token. A batch limits its requests itself; the engine accepts fewer
 streams."""
 
+MAX_THREADS = 1024
+"""Threads that compute: the kernels take no more."""
+
 NOT_OPTIONS = {"name", "max_tokens", "max_logit_rows", "max_running", "max_waiting", "share_prefix_cache"}
 """Fields of settings that follow from others, or concern a server and its callers."""
 
@@ -60,10 +63,15 @@ class RunningModel:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
+    @property
+    def is_own(self) -> bool:
+        """Whether this process has loaded it, and is no fork of the one that has."""
+        return os.getpid() == self._pid
+
     def close(self) -> None:
         """End both, unless another call has begun to. In a fork of the process there is nothing to end."""
         with self._lock:
-            if not self.is_open or os.getpid() != self._pid:
+            if not self.is_open or not self.is_own:
                 return
             self.is_open = False
         _running.discard(self)
@@ -79,6 +87,7 @@ def start_model(
 ) -> RunningModel:
     """Load a model: see ``LLM``. Raises ModelError, InvalidParams, and TypeError for unknown options."""
     settings, scheduling = _settings(options)
+    _check_paths(model=model, chat_template=chat_template)
     template = None if chat_template is None else os.fspath(chat_template)
     serving = ServingSettings(chat_template=template, max_waiting=MAX_WAITING)
     offered = _adapter_settings(adapters)
@@ -106,10 +115,12 @@ def start_model(
 
 
 def close_forgotten(running: RunningModel) -> None:
-    """Close the model in a new thread: garbage is collected in any thread, also in the loop's."""
-    if running.is_open:
-        warnings.warn("an LLM was not closed: use it in a with block", ResourceWarning, stacklevel=2)
+    """Close the model in a new thread: garbage is collected in any thread, also in the loop's. In a fork of the process
+    there is nothing to close, and nothing to warn of."""
+    if running.is_open and running.is_own:
+        # Before the warning, which is an exception where the program asks for that (python -W error).
         threading.Thread(target=running.close, name="dragoman-close", daemon=True).start()
+        warnings.warn("an LLM was not closed: use it in a with block", ResourceWarning, stacklevel=2)
 
 
 _running: set[RunningModel] = set()
@@ -129,6 +140,21 @@ def _close_all() -> None:
             running.close()
 
 
+def check_placement(threads: object, cpus: object) -> None:
+    """Raise InvalidParams for what is no number of threads, or no list of processors."""
+    if threads is not None and (type(threads) is not int or not 1 <= threads <= MAX_THREADS):
+        raise InvalidParams(f"'threads' is {threads!r}: expected a number from 1 to {MAX_THREADS}.", param="threads")
+    if cpus is not None and not isinstance(cpus, str):
+        raise InvalidParams(f"'cpus' is {cpus!r}: expected a text such as '0-15,32'.", param="cpus")
+
+
+def _check_paths(**given: object) -> None:
+    """Raise InvalidParams for what is no path."""
+    for name, value in given.items():
+        if value is not None and not isinstance(value, str | os.PathLike):
+            raise InvalidParams(f"'{name}' is {value!r}: expected a text or a path.", param=name)
+
+
 def _settings(options: Mapping[str, Any]) -> tuple[ModelSettings, SchedulerSettings]:
     of_model, of_schedule = (_fields(kind) for kind in (ModelSettings, SchedulerSettings))
     if unknown := options.keys() - of_model - of_schedule:
@@ -145,8 +171,11 @@ def _fields(settings: type[ModelSettings] | type[SchedulerSettings]) -> set[str]
 
 
 def _adapter_settings(adapters: Mapping[str, Path]) -> AdapterSettings:
+    if not isinstance(adapters, Mapping):
+        raise InvalidParams(f"'adapters' is {adapters!r}: expected a dict of names and folders.", param="adapters")
     for name, source in adapters.items():
-        if not name or set(name) & set("=,@") or set(os.fspath(source)) & set("=,"):
+        _check_paths(adapters=source)
+        if not isinstance(name, str) or not name or set(name) & set("=,@") or set(os.fspath(source)) & set("=,"):
             message = f"'adapters' has {name!r}: names are without '=', ',' and '@', folders without '=' and ','."
             raise InvalidParams(message, param="adapters")
     listed = ",".join(f"{name}={os.fspath(source)}" for name, source in adapters.items())

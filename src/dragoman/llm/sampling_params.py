@@ -355,10 +355,22 @@ def check_fields(params: msgspec.Struct) -> None:
             if isinstance(error.__cause__, InvalidParams):
                 raise error.__cause__ from None
             raise InvalidParams(f"'{name}' is {_shown(value)}: {_reason(error, wanted)}.", param=name) from None
+        for text in (checked,) if isinstance(checked, str) else checked if isinstance(checked, tuple) else ():
+            check_unicode(text, name)
         numbers = checked.values() if isinstance(checked, dict) else (checked,)
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise InvalidParams(f"'{name}' is {_shown(value)}: expected a finite number.", param=name)
         msgspec.structs.force_setattr(params, name, checked)
+
+
+def check_unicode(text: object, name: str) -> None:
+    """Raise InvalidParams for a text with half a character, which has no bytes. Other values pass."""
+    if isinstance(text, str):
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            message = f"'{name}' is not valid Unicode: a lone surrogate at character {error.start}."
+            raise InvalidParams(message, param=name) from None
 
 
 def _shown(value: object) -> str:
@@ -375,7 +387,7 @@ def _reason(error: Exception, wanted: Any) -> str:
         return f"expected {' or '.join(choices + others)}"
     message = re.sub(r" - at `\$(.+)`$", r" at \1", str(error).replace(" - at `key` in `$`", " as a key"))
     for json, python in (("null", "None"), ("array", "list"), ("object", "dict")):
-        message = message.replace(json, python)
+        message = re.sub(rf"\b{json}\b", python, message, flags=re.IGNORECASE)
     return message[:1].lower() + message[1:]
 
 
@@ -387,5 +399,5 @@ def _schema_text(schema: Any) -> str:
     make = getattr(schema, "model_json_schema", None)
     try:
         return msgspec.json.encode(schema if make is None else make()).decode()
-    except TypeError as error:
+    except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidParams(f"'json' is no JSON Schema: {error}.", param="structured_outputs") from None
