@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dragoman.core.errors import BadRequest
 from dragoman.core.image_sources import ImageSource, image_part
 from dragoman.core.user_folders import expand_user
 from dragoman.llm.images import url_of_file
@@ -64,8 +63,3 @@ def _is_part(found: object) -> bool:
         case {"type": "text", "text": str()} | {"type": "image_url", "image_url": {"url": str()}}:
             return True
     return False
-
-
-def refuse_images(server: str | None) -> BadRequest:
-    """Return the error of a server whose protocol has no images."""
-    return BadRequest(f"{server} is asked with LocalLab's protocol, which has no images")

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from dragoman.cli.attached_images import refuse_images, text_of, with_images
+from dragoman.cli.attached_images import text_of, with_images
 from dragoman.cli.chat_backend import ChatBackend
 from dragoman.cli.remote import RateLimited
 from dragoman.cli.session import Delta, Message, Mode
@@ -74,7 +74,7 @@ class Conversation:
     def attach(self, image: str) -> None:
         """Have an image go with the next message. Raises BadRequest for a server whose protocol has none."""
         if not self._backend.takes_images:
-            raise refuse_images(self.server)
+            raise BadRequest(f"{self.server} is asked with LocalLab's protocol, which has no images")
         self.images.append(image)
 
     def reset(self, system: str | None = None) -> None:

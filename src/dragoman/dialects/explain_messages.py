@@ -76,18 +76,18 @@ def _openai(message: Message) -> dict[str, Any]:
     written = dict(message)
     content = message.get("content")
     if isinstance(content, list):
-        written["content"] = [
-            {"type": "image_url", "image_url": {"url": _url(part["source"]), "detail": part["source"].detail}}
-            if part["type"] == "image"
-            else dict(part)
-            for part in content
-        ]
+        written["content"] = [_image_url(part["source"]) if part["type"] == "image" else dict(part) for part in content]
     if calls := message.get("tool_calls"):
         written["tool_calls"] = [
             {**call, "function": {**call["function"], "arguments": _as_text(call["function"]["arguments"])}}
             for call in calls
         ]
     return written
+
+
+def _image_url(source: ImageSource) -> dict[str, Any]:
+    detail = {} if source.detail == "auto" else {"detail": source.detail}
+    return {"type": "image_url", "image_url": {"url": _url(source), **detail}}
 
 
 def _ollama(message: Message) -> dict[str, Any]:
