@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -169,6 +170,7 @@ def test_what_is_not_given_is_left_to_the_core() -> None:
         ({"top_k": 1.5}, "'top_k' is 1.5: expected `int | None`, got `float`."),
         ({"n": 0}, "'n' is 0: expected `int` >= 1."),
         ({"max_tokens": True}, "'max_tokens' is True: expected `int | None`, got `bool`."),
+        ({"stop": ""}, "'stop' is '': expected `str` of length >= 1."),
         ({"stop": [""]}, "'stop' is ['']: expected `str` of length >= 1 at [0]."),
         ({"stop_token_ids": ["a"]}, "'stop_token_ids' is ['a']: expected `int`, got `str` at [0]."),
         ({"seed": 2**64}, "'seed' is from"),
@@ -263,5 +265,41 @@ def test_a_schema_that_cannot_be_written_is_refused() -> None:
 
 
 def test_types_of_other_packages_are_named_as_they_are() -> None:
-    with pytest.raises(InvalidParams, match=r"got `numpy\.ndarray`"):
-        SamplingParams(stop_token_ids=np.array([1]))  # type: ignore[arg-type]
+    with pytest.raises(InvalidParams, match=r"got `collections\.deque`"):
+        SamplingParams(stop_token_ids=deque([1]))  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given: Any = {
+        "temperature": np.float32(0.5),
+        "top_p": np.float64(0.9),
+        "top_k": np.int64(3),
+        "max_tokens": np.uint8(4),
+        "seed": np.array([5, 6]),
+        "n": np.int32(2),
+        "ignore_eos": np.bool_(True),
+        "stop_token_ids": [np.int64(7), 8],
+        "bad_word_token_ids": [np.array([1, 2])],
+        "logit_bias": {np.int64(9): np.float32(-1)},
+        "structured_outputs": {"json": {"enum": [np.int64(1)]}},
+    }
+    plain: Any = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 3,
+        "max_tokens": 4,
+        "seed": (5, 6),
+        "n": 2,
+        "ignore_eos": True,
+        "stop_token_ids": (7, 8),
+        "bad_word_token_ids": ((1, 2),),
+        "logit_bias": {9: -1.0},
+        "structured_outputs": {"json": {"enum": [1]}},
+    }
+    params = SamplingParams(**given)
+    assert params == SamplingParams(**plain)
+    for name, value in plain.items():
+        assert name == "structured_outputs" or type(getattr(params, name)) is type(value), name
+    for name, value in (("top_k", np.float32(3)), ("n", np.array([1])), ("temperature", np.int64(-1))):
+        with pytest.raises(InvalidParams, match=f"'{name}' is"):
+            SamplingParams(**{name: value})

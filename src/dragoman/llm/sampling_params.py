@@ -38,7 +38,8 @@ PROMPT_MAX_TOKENS = 16
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
 TokenIds = tuple[Count, ...]
-Texts = tuple[Annotated[str, Meta(min_length=1)], ...]
+Text = Annotated[str, Meta(min_length=1)]
+Texts = tuple[Text, ...]
 
 
 class InvalidParams(BadRequest, ValueError):
@@ -149,7 +150,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     length_first: bool = False
     ignore_eos: bool = False
     end_token_ids: TokenIds | None = None
-    stop: str | Texts = ()
+    stop: Text | Texts = ()
     stop_token_ids: TokenIds = ()
     include_stop_str_in_output: bool = False
     stop_at_token_ends: bool = False
@@ -343,14 +344,15 @@ def _defaults(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
 
 
 def check_fields(params: msgspec.Struct) -> None:
-    """Check each field against its type, which msgspec does only when it decodes. Lists become tuples."""
+    """Check each field against its type, which msgspec does only when it decodes. Lists become tuples, and NumPy's
+    scalars Python's numbers."""
     defaults = _defaults(type(params))
     for name, wanted in _types(type(params)).items():
         value = getattr(params, name)
         if value is defaults[name]:
             continue
         try:
-            checked = msgspec.convert(value, wanted)
+            checked = msgspec.convert(value if wanted is Any else _plain(value), wanted)
         except (msgspec.ValidationError, OverflowError) as error:
             if isinstance(error.__cause__, InvalidParams):
                 raise error.__cause__ from None
@@ -361,6 +363,19 @@ def check_fields(params: msgspec.Struct) -> None:
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise InvalidParams(f"'{name}' is {_shown(value)}: expected a finite number.", param=name)
         msgspec.structs.force_setattr(params, name, checked)
+
+
+def _plain(value: Any) -> Any:
+    """Return the scalars and arrays of NumPy, PyTorch and the like in a value as Python's numbers and lists."""
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain_number(key): _plain(each) for key, each in value.items()}
+    return _plain_number(value)
+
+
+def _plain_number(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def check_unicode(text: object, name: str) -> None:
