@@ -7,7 +7,7 @@ import importlib.resources
 import logging
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -217,6 +217,11 @@ def _what_it_is(folder: Path) -> str:
         )
     inside = sorted(folder.glob("snapshots/*")) or sorted(path for path in folder.iterdir() if path.is_dir())
     found = [path for path in inside if (path / "config.json").is_file() or any(path.glob(f"*{SUFFIX}"))]
+    return hint_at_inner(found)
+
+
+def hint_at_inner(found: Sequence[Path]) -> str:
+    """Return what to tell who names the folder above those that were found; empty where there are none."""
     if not found:
         return ""
     return f"; is {found[-1]} meant?" if len(found) == 1 else f"; name one inside of it, as {found[-1]}"

@@ -9,7 +9,7 @@ from dragoman.core.stand_ins import broken_link_problem
 from dragoman.core.user_folders import expand_user
 from dragoman.models.adapters.config import CONFIG_NAME
 from dragoman.models.hub import download_small
-from dragoman.models.source import is_repository_id
+from dragoman.models.source import hint_at_inner, is_repository_id
 
 WEIGHTS_NAME = "adapter_model.safetensors"
 _OF_MLX = "adapters.safetensors"
@@ -77,9 +77,8 @@ def _require_config(folder: Path) -> None:
         return
     if problem := broken_link_problem(folder / CONFIG_NAME):
         raise ModelError(problem)
-    hint = ""
     if (folder / "config.json").is_file():
         hint = "; it is a whole model, which is served by itself"
-    elif inside := sorted(path.parent for path in folder.glob(f"*/{CONFIG_NAME}")):
-        hint = f"; is {inside[-1]} meant?" if len(inside) == 1 else f"; name one inside of it, as {inside[-1]}"
+    else:
+        hint = hint_at_inner(sorted(path.parent for path in folder.glob(f"*/{CONFIG_NAME}")))
     raise ModelError(f"{folder} has no {CONFIG_NAME}: it is not an adapter in the layout of PEFT{hint}")
