@@ -12,6 +12,7 @@ import pytest
 from dragoman import LLM
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "server"))
+sys.path.insert(0, str(Path(__file__).parent))
 
 from stub_runtime import running_server
 

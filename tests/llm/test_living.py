@@ -1,79 +1,28 @@
-"""Who may call an ``LLM`` from where, what ends it, and what is left then."""
+"""Who may call an ``LLM`` from where, what ends a generation, and how a model starts."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
-import os
 import re
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from engine_processes import ENDLESS, SEEDED, engines, engines_stopped, running, wait_until
 
 import dragoman
 from dragoman import LLM, SamplingParams
-from dragoman.core.errors import Cancelled, EngineUnavailable, ModelError, ShuttingDown
+from dragoman.core.errors import ModelError
 from dragoman.llm.in_process import Slots
 from dragoman.llm.sampling_params import InvalidParams
-
-SEEDED = SamplingParams(max_tokens=12, seed=7)
-ENDLESS = SamplingParams(max_tokens=2000, clamp_to_context=True, seed=1, ignore_eos=True)
-
-
-def running(llm: LLM) -> int:
-    """Requests that serving has."""
-    admission: Any = llm._running.model._serving.admission  # type: ignore[attr-defined]
-    return int(admission.waiting + admission.running)
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_true():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
-def engines() -> list[psutil.Process]:
-    """The processes of engines that this process has started."""
-    found = []
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if "dragoman.engine" in child.cmdline():
-                found.append(child)
-    return found
-
-
-@contextlib.contextmanager
-def engines_stopped() -> Iterator[None]:
-    """Meanwhile no generation ends by itself, however long this process stands still."""
-    stopped = engines()
-    for each in stopped:
-        each.suspend()
-    try:
-        yield
-    finally:
-        for each in stopped:
-            each.resume()
-
-
-@pytest.fixture
-def own() -> Iterator[LLM]:
-    """A model for one test, which may close it."""
-    with LLM(max_context=512) as llm:
-        yield llm
-
 
 # From where ----------------------------------------------------------------------------------------------------------
 
@@ -315,138 +264,6 @@ def test_what_a_handler_of_the_programs_own_raises_ends_a_batch(llm: LLM) -> Non
         assert signal.getsignal(signal.SIGINT) is stop
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-# The end -------------------------------------------------------------------------------------------------------------
-
-
-def test_closing_twice_is_closing_once_and_later_calls_are_refused() -> None:
-    before = {each.pid for each in engines()}
-    interval_s = sys.getswitchinterval()
-    with LLM(max_context=512) as llm:
-        (process,) = [each for each in engines() if each.pid not in before]
-        assert sys.getswitchinterval() == interval_s
-        stream = llm.stream("Once", ENDLESS)
-        next(stream)
-        llm.close()
-        assert repr(llm) == "<LLM embedded, closed>"
-    llm.close()
-    asyncio.run(llm.aclose())
-    assert not process.is_running()
-    calls: list[Callable[[], object]] = [
-        lambda: llm.generate("Once"),
-        lambda: llm.chat([{"role": "user", "content": "Hi"}]),
-        lambda: llm.score("Once"),
-        lambda: next(llm.stream("Once")),
-        lambda: llm.tokenize("Once"),
-        lambda: asyncio.run(llm.agenerate("Once")),
-        lambda: next(stream),
-    ]
-    for call in calls:
-        with pytest.raises(EngineUnavailable, match="The model is closed"):
-            call()
-
-
-def test_closing_ends_what_other_threads_wait_for(own: LLM) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        batch = threads.submit(own.generate, ["Once"] * 100, SamplingParams(max_tokens=400, ignore_eos=True))
-        stream = threads.submit(list, own.stream("Once", SamplingParams(max_tokens=400, ignore_eos=True)))
-        wait_until(lambda: running(own) > 1)
-        own.close()
-        for waiting in (batch, stream):
-            with pytest.raises((ShuttingDown, EngineUnavailable, asyncio.CancelledError, Cancelled)):
-                waiting.result(60)
-
-
-def test_a_crash_of_the_engine_changes_no_token(llm: LLM) -> None:
-    params = SamplingParams(max_tokens=300, seed=3, ignore_eos=True)
-    expected = llm.generate("Once upon a time", params)[0].text
-    before = {each.pid for each in engines()}
-    with LLM(max_context=512) as own:
-        (process,) = [each for each in engines() if each.pid not in before]
-        deltas = own.stream("Once upon a time", params)
-        begun = next(deltas).text
-        process.kill()
-        assert begun + "".join(delta.text for delta in deltas) == expected
-
-
-def test_a_draft_model_changes_no_token_whatever_happens_to_the_engine(llm: LLM) -> None:
-    """The model's own copy with 4 bits, asked for what it says next; its process is killed on the way."""
-    params = SamplingParams(max_tokens=300, seed=3, ignore_eos=True)
-    expected = llm.generate("Once upon a time", params)[0].text
-    before = {each.pid for each in engines()}
-    drafts = {"draft_model": "embedded", "draft_precision": "int4", "draft_sources": ("model",)}
-    with LLM(max_context=512, **drafts) as own:
-        assert own.generate("Once upon a time", params)[0].text == expected
-        (process,) = [each for each in engines() if each.pid not in before]
-        deltas = own.stream("Once upon a time", params)
-        begun = next(deltas).text
-        process.kill()
-        assert begun + "".join(delta.text for delta in deltas) == expected
-
-
-def test_a_model_that_is_forgotten_is_closed() -> None:
-    before = {each.pid for each in engines()}
-    llm: LLM | None = LLM(max_context=512)
-    assert llm is not None
-    (process,) = [each for each in engines() if each.pid not in before]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        llm = None
-        gc.collect()
-    assert [each for each in caught if issubclass(each.category, ResourceWarning) and "LLM" in str(each.message)]
-    wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
-
-
-def test_a_program_that_ends_without_closing_leaves_nothing_and_says_nothing() -> None:
-    code = """
-        import os, sys, threading
-        from dragoman import LLM, SamplingParams
-
-        first = LLM(max_context=512)
-        stream = first.stream("Once", SamplingParams(max_tokens=400, ignore_eos=True))
-        next(stream)
-
-        made = []
-        thread = threading.Thread(target=lambda: made.append(LLM(max_context=512)))
-        thread.start()
-        thread.join()
-        print(len(made[0].generate(["Once"] * 3, SamplingParams(max_tokens=4))))
-
-        child = os.fork()
-        if not child:
-            try:
-                first.generate("Once")
-            except Exception as error:
-                print(error)
-            first.close()
-            first = stream = None  # forgotten in the fork, where there is nothing to close
-            os._exit(0)
-        os.waitpid(child, 0)
-        print(first.generate("Once", SamplingParams(max_tokens=4))[0].usage.completion_tokens)
-    """
-    mark = f"DRAGOMAN_TEST_MARK={os.getpid()}-{time.monotonic_ns()}"
-    name, _, value = mark.partition("=")
-    done = subprocess.run(
-        [sys.executable, "-u", "-W", "ignore::DeprecationWarning", "-c", textwrap.dedent(code)],
-        env={**os.environ, name: value},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    fork = "The model belongs to the process that loaded it, and this is a fork of that."
-    assert done.stdout.splitlines() == ["3", fork, "4"]
-
-    def marked() -> list[int]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get(name) == value:
-                    found.append(process.pid)
-        return found
-
-    wait_until(lambda: not marked())
 
 
 # The start -----------------------------------------------------------------------------------------------------------

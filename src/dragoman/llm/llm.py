@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
+from dragoman.core.errors import EngineUnavailable, ShuttingDown
 from dragoman.core.events import GenerationResult
 from dragoman.core.request import GenerationRequest
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.tools import PLAIN, MessageShape
 from dragoman.llm.in_process import ScoreRequest
+from dragoman.llm.loop_thread import CLOSED
 from dragoman.llm.outputs import OutputDelta, RequestOutput, ScoreOutput, request_output
 from dragoman.llm.prompts import (
     ChatOptions,
@@ -37,6 +40,11 @@ from dragoman.llm.sampling_params import MAX_TOP, InvalidParams, SamplingParams
 from dragoman.models.topology import place
 
 T = TypeVar("T")
+
+CLOSED_MEANWHILE = (
+    "The model was closed before the request was finished, by another thread or because the program ends: wait for "
+    "what generates first (executor.shutdown() for executors)."
+)
 
 
 class _Jobs(NamedTuple):
@@ -358,10 +366,25 @@ class LLM:
     # The loop --------------------------------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self._running.thread.run(work)
+        with self._until_closed(work):
+            return self._running.thread.run(work)
 
     async def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        return await self._running.thread.wait_for(work)
+        with self._until_closed(work):
+            return await self._running.thread.wait_for(work)
+
+    @contextlib.contextmanager
+    def _until_closed(self, work: Coroutine[Any, Any, object]) -> Iterator[None]:
+        """Raise EngineUnavailable where the model is closed, and ShuttingDown where that ends the block."""
+        if self._running.is_own and not self._running.is_open:
+            work.close()
+            raise EngineUnavailable(CLOSED)
+        try:
+            yield
+        except (EngineUnavailable, asyncio.CancelledError) as error:
+            if self._running.is_open or not self._running.is_own or _is_of_caller(error):
+                raise
+            raise ShuttingDown(CLOSED_MEANWHILE) from None
 
     def _pull(self, deltas: AsyncGenerator[OutputDelta, None]) -> Generator[OutputDelta, None, None]:
         try:
@@ -377,6 +400,17 @@ class LLM:
                 yield delta
         finally:
             self._running.thread.start(deltas.aclose())
+
+
+def _is_of_caller(error: BaseException) -> bool:
+    """Return whether it is the caller's own task that was cancelled."""
+    if not isinstance(error, asyncio.CancelledError):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # no loop runs in this thread
+        return False
+    return task is not None and task.cancelling() > 0
 
 
 async def _next(deltas: AsyncGenerator[OutputDelta, None]) -> OutputDelta | None:

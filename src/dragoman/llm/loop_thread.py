@@ -16,6 +16,8 @@ from dragoman.core.errors import EngineUnavailable
 
 T = TypeVar("T")
 
+CLOSED = "The model is closed."
+
 SIGNAL_CHECK_S = 0.2
 """How long a thread waits before Python may run signal handlers. Python runs them in the main thread, and a wait ends
 for a signal only when it arrives in that thread and during the wait: one that arrives a moment before, or in another
@@ -126,7 +128,7 @@ class LoopThread:
                 raise EngineUnavailable("The model belongs to the process that loaded it, and this is a fork of that.")
             if self._is_closed:
                 running.drop()
-                raise EngineUnavailable("The model is closed.")
+                raise EngineUnavailable(CLOSED)
             self._loop.call_soon_threadsafe(running.begin)
 
 

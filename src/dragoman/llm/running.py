@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import concurrent.futures.thread
 import contextlib
 import functools
 import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack, closing
 from typing import Any
 
@@ -31,6 +32,9 @@ streams."""
 
 MAX_THREADS = 1024
 """Threads that compute: the kernels take no more."""
+
+THREAD_CHECK_S = 0.1
+"""How often it is seen, at the end of the program, what its threads wait for."""
 
 NOT_OPTIONS = {"name", "max_tokens", "max_logit_rows", "max_running", "max_waiting", "share_prefix_cache"}
 """Fields of settings that follow from others, or concern a server and its callers."""
@@ -135,9 +139,37 @@ def _close_all_at_exit() -> None:
 
 
 def _close_all() -> None:
-    for running in list(_running):
-        with contextlib.suppress(Exception):
-            running.close()
+    try:
+        if _running:
+            _wait_for_threads()
+    finally:
+        for running in list(_running):
+            with contextlib.suppress(Exception):
+                running.close()
+
+
+def _wait_for_threads() -> None:
+    """Wait for the threads of the program, which may generate, as the interpreter does next.
+
+    Not for those that wait for the main thread, which has not ended yet, nor for those of executors, which end later.
+    """
+    of_executors: Container[threading.Thread] = getattr(concurrent.futures.thread, "_threads_queues", ())
+    ours = (threading.main_thread(), threading.current_thread())
+    while threads := [
+        each
+        for each in threading.enumerate()
+        if not (each.daemon or each in ours or each in of_executors or _waits_for_main(each))
+    ]:
+        threads[0].join(THREAD_CHECK_S)
+
+
+def _waits_for_main(thread: threading.Thread) -> bool:
+    frame = sys._current_frames().get(thread.ident or 0)
+    while frame is not None:
+        if frame.f_code is threading.Thread.join.__code__ and frame.f_locals["self"] is threading.main_thread():
+            return True
+        frame = frame.f_back
+    return False
 
 
 def check_placement(threads: object, cpus: object) -> None:
