@@ -247,12 +247,13 @@ class RouteHint(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of a call that select among the dialects that share a bare path.
 
     ``body``: the decoded JSON; None without a body, or where it is not JSON. ``dialect``: the operator's choice,
-    ``--dialect``.
+    ``--dialect``. ``is_model`` returns whether a model is served under a name.
     """
 
     headers: Mapping[str, str]
     body: Any
     dialect: str
+    is_model: Callable[[str], bool] = lambda name: False
 
     def has(self, *names: str) -> bool:
         """Return whether the body is an object with one of these keys, even as ``null``."""
@@ -289,6 +290,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
             by piece, and no ``IDEMPOTENCY_KEY`` is taken with it.
         name: how clients made from the documents call it; empty: by method and path.
         claims: on a bare path that several dialects have: whether the call is surely this one's. See ``RouteHint``.
+        extends_limit: a body that is read for ``claims`` may be as large as this dialect allows; False: only as large
+            as the others do.
     """
 
     method: str
@@ -306,6 +309,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     form: Table | None = None
     name: str = ""
     claims: Callable[[RouteHint], bool] | None = None
+    extends_limit: bool = True
 
 
 IDEMPOTENCY_KEY = RequestHeader(

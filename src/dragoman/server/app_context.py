@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
-from dragoman.core.errors import DragomanError
+from dragoman.core.errors import DragomanError, ModelNotFound
 from dragoman.core.observer import Observers
 from dragoman.core.serving import Serving
-from dragoman.dialects.api import Cors, Dialect, MetricsContext, Operation, SocketOperation
+from dragoman.dialects.api import Cors, Dialect, MetricsContext, Operation, RouteHint, SocketOperation
 from dragoman.server.accounts import Accounts
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.cors import OriginPolicy, PageHeaders
@@ -75,6 +76,12 @@ class AppContext(NamedTuple):
             sees_images=self._sees_images,
         )
 
+    def hint(self, headers: Mapping[str, str], body: Any) -> RouteHint:
+        """Return the properties of a call that select among the dialects of its path."""
+        return RouteHint(
+            headers=headers, body=body, dialect=self.settings.dialect, is_model=partial(is_model, self.serving)
+        )
+
     def _sees_images(self) -> bool:
         return any(card.images is not None for card in self.serving.models())
 
@@ -87,6 +94,15 @@ class AppContext(NamedTuple):
         """
         self.origins.check_host(page)
         self.origins.check_request(page, cors, method=method, scope="infer", needs_key=bool(self.keys))
+
+
+def is_model(serving: Serving, name: str) -> bool:
+    """Return whether requests may give a model, or an adapter, this name."""
+    try:
+        serving.model(name)
+    except ModelNotFound:
+        return serving.catalog.named(name) is not None
+    return True
 
 
 class Endpoint(NamedTuple):

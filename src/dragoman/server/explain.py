@@ -7,6 +7,7 @@ run without generating (``dialects.dry_run``), and serving prepares what it asks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ from dragoman.dialects.explain_fields import MOST_FATES, FieldFate, fates, shown
 from dragoman.dialects.explain_translation import flattened
 from dragoman.dialects.field import Field, Reading, Table
 from dragoman.dialects.field_types import Anything, Boolean, String
-from dragoman.server.app_context import Endpoint
+from dragoman.server.app_context import Endpoint, is_model
 from dragoman.server.body import read_table
 from dragoman.server.exchange import error_answer
 from dragoman.server.explain_choice import Choice, by_body, by_path
@@ -140,7 +141,7 @@ class Explainer:
         which operation is meant."""
         headers = _headers(values["headers"])
         body = values["body"]
-        choice = await context.run_blocking(lambda: self._choose(values, headers))
+        choice = await context.run_blocking(lambda: self._choose(serving, values, headers))
         dialect, operation = choice.endpoint
         if operation.handler == self.handle:
             raise BadRequest("An explanation is not explained.", param="path")
@@ -184,12 +185,13 @@ class Explainer:
             others=others,
         )
 
-    def _choose(self, values: Mapping[str, Any], headers: Mapping[str, str]) -> Choice:
+    def _choose(self, serving: Serving, values: Mapping[str, Any], headers: Mapping[str, str]) -> Choice:
         dialect, path, body = values["dialect"], values["path"], values["body"]
         names = [each.name for each in self._dialects]
         if dialect is not None and dialect not in names:
             raise BadRequest(f"There is no dialect '{dialect}', only {', '.join(names)}.", param="dialect")
-        hint = RouteHint(headers=headers, body=body, dialect=self._settings.dialect)
+        named = partial(is_model, serving)
+        hint = RouteHint(headers=headers, body=body, dialect=self._settings.dialect, is_model=named)
         if path is not None:
             return by_path(self._paths, path, dialect, hint, names)
         endpoints = [Endpoint(each, operation) for each in self._dialects for operation in each.operations]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+import msgspec
 from starlette.routing import compile_path
 
 from dragoman.core.errors import BadRequest, DragomanError, NotFound
@@ -135,9 +136,9 @@ def _deciding(chosen: Endpoint, hint: RouteHint) -> Iterator[str]:
     if isinstance(hint.body, dict):
         for name in list(hint.body)[:MOST_PARTS]:
             body = {key: value for key, value in hint.body.items() if key != name}
-            if not claims(RouteHint(headers=hint.headers, body=body, dialect=hint.dialect)):
+            if not claims(msgspec.structs.replace(hint, body=body)):
                 yield f"its field '{name[:64]}'"
     for name in list(hint.headers)[:MOST_PARTS]:
         headers = {key: value for key, value in hint.headers.items() if key != name}
-        if not claims(RouteHint(headers=headers, body=hint.body, dialect=hint.dialect)):
+        if not claims(msgspec.structs.replace(hint, headers=headers)):
             yield f"its header '{name[:64]}'"

@@ -32,7 +32,7 @@ from dragoman.core.errors import (
 )
 from dragoman.core.journal import current_journal
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
-from dragoman.dialects.api import Dialect, ErrorResponse, Operation, RouteHint, keeps_answers
+from dragoman.dialects.api import Dialect, ErrorResponse, Operation, keeps_answers
 from dragoman.server import idempotency
 from dragoman.server.app_context import AppContext, Endpoint, SocketPlace
 from dragoman.server.cors import Standing, is_preflight
@@ -321,7 +321,7 @@ class PathEndpoint:
 
     def _apparent(self, exchange: Exchange, candidates: list[Endpoint]) -> Endpoint:
         """Return the operation that the headers alone choose."""
-        call = RouteHint(headers=exchange.headers, body=None, dialect=self._context.settings.dialect)
+        call = self._context.hint(exchange.headers, None)
         return claiming(candidates, call) or candidates[0]
 
     def _check_before_body(self, exchange: Exchange, candidates: list[Endpoint]) -> Caller | None:
@@ -367,12 +367,12 @@ class PathEndpoint:
         one."""
         if len(candidates) == 1:
             return candidates[0]
-        settings = self._context.settings
         body = None
         if exchange.method not in ("GET", "HEAD"):
-            body = await exchange.peek(exchange.body_limit(*(endpoint.dialect for endpoint in candidates)))
-        call = RouteHint(headers=exchange.headers, body=body, dialect=settings.dialect)
-        return claiming(candidates, call) or candidates[0]
+            first, *others = candidates
+            limiting = [first.dialect, *(dialect for dialect, operation in others if operation.extends_limit)]
+            body = await exchange.peek(exchange.body_limit(*limiting))
+        return claiming(candidates, self._context.hint(exchange.headers, body)) or candidates[0]
 
     def _authorize(self, exchange: Exchange, dialect: Dialect, operation: Operation, standing: Standing) -> None:
         """Set the request's caller. Raises Unauthorized or Forbidden."""

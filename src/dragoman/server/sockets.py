@@ -24,7 +24,7 @@ from dragoman.core.caller import current_caller
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Forbidden, PayloadTooLarge
 from dragoman.core.journal import current_journal
 from dragoman.core.observer import ObservedRequest, RequestEnd, current_request
-from dragoman.dialects.api import Dialect, ErrorResponse, NotJson, RouteHint
+from dragoman.dialects.api import Dialect, ErrorResponse, NotJson
 from dragoman.server import idempotency
 from dragoman.server.app_context import AppContext, SocketPlace
 from dragoman.server.body import decode_json
@@ -187,7 +187,7 @@ class SocketEndpoint:
         with contextlib.suppress(NotJson, PayloadTooLarge):
             content = message.encode() if isinstance(message, str) else message
             body = await socket.run_blocking(lambda: decode_json(content))
-        call = RouteHint(headers=socket.headers, body=body, dialect=self._context.settings.dialect)
+        call = self._context.hint(socket.headers, body)
         claims = (
             place for place in self._places if place.operation.claims is not None and place.operation.claims(call)
         )

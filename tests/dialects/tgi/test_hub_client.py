@@ -6,11 +6,16 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
+import msgspec
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
-from huggingface_hub.errors import TextGenerationError, ValidationError
+from huggingface_hub.errors import HfHubHTTPError, TextGenerationError, ValidationError
 from native import tgi_served
-from stub_runtime import TOKENIZER, RunningServer, running_server
+from stub_runtime import QUICK, TOKENIZER, RunningServer, running_server
+
+from dragoman.dialects.api import RouteHint
+from dragoman.dialects.tgi.chat import claims
 
 PROMPT = "Once upon a time"
 EVERYTHING: dict[str, Any] = {
@@ -117,3 +122,37 @@ def test_the_async_client_gets_the_same(served: RunningServer) -> None:
 
     whole, streamed = asyncio.run(play())
     assert whole == streamed == InferenceClient(served.url, timeout=20).text_generation(PROMPT, **EVERYTHING)
+
+
+def test_chats_of_clients_that_name_no_model_are_known_where_nobody_was_chosen() -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 5, "seed": 3}
+    for dialect, is_known in (("auto", True), ("openai", False)):
+        with running_server(msgspec.structs.replace(QUICK, dialect=dialect)) as served:
+            client = InferenceClient(base_url=f"{served.url}/v1", timeout=20)
+            for model in ({}, {"model": "tgi"}):
+                if is_known:
+                    answer = client.chat.completions.create(**asked, **model)
+                    assert answer.choices[0].message.content
+                    assert answer.system_fingerprint.endswith("-native"), "it is TGI's answer"
+                else:
+                    with pytest.raises(HfHubHTTPError, match="404"):
+                        client.chat.completions.create(**asked, **model)
+    with running_server(msgspec.structs.replace(QUICK, dialect="auto", name="tgi", alias=("dummy",))) as served:
+        client = InferenceClient(base_url=f"{served.url}/v1", timeout=20)
+        for model in ({}, {"model": "tgi"}):
+            answer = client.chat.completions.create(**asked, **model)
+            assert not answer.system_fingerprint.endswith("-native"), "the model is called so"
+    called = {"model": "dummy", **asked}
+    assert not claims(RouteHint(headers={"user-agent": "OpenAI/Python 2.0"}, body=called, dialect="auto"))
+    assert not claims(RouteHint(headers={"user-agent": "hf_hub/2.4.0"}, body=[called], dialect="auto"))
+
+
+@pytest.mark.parametrize("model", ["tgi", "stub"])
+def test_a_body_is_read_for_its_model_no_further_than_the_server_takes_bodies(model: str) -> None:
+    """TGI's own limit is larger here."""
+    with running_server(msgspec.structs.replace(QUICK, dialect="auto", max_body_bytes=10_000)) as served:
+        for path, prompt in (("chat/completions", "messages"), ("completions", "prompt")):
+            body = b'{"model": "%s", "max_tokens": 1, "%s": "' % (model.encode(), prompt.encode()) + b"a" * 10_000
+            answer = httpx.post(f"{served.url}/v1/{path}", content=body + b'"}')
+            assert answer.status_code == 413, answer.text
+            assert "10000 bytes" in answer.text

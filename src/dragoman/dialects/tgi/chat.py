@@ -18,7 +18,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.events import TextDelta
 from dragoman.core.request import TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.api import Operation, RequestContext
+from dragoman.dialects.api import Operation, RequestContext, RouteHint
 from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.field import CoreParams
 from dragoman.dialects.field_types import FieldError
@@ -113,6 +113,17 @@ class Chat:
                     yield chunk
 
 
+def claims(call: RouteHint) -> bool:
+    """Return whether a call of a path of OpenAI's is surely a TGI client's; asked only of servers that tell clients
+    apart. `tgi` is what its documents have clients call every model, `dummy` what Hugging Face's own client does."""
+    if call.dialect != "auto" or not isinstance(call.body, dict):
+        return False
+    model = call.body.get("model")
+    if model not in ("tgi", "dummy") or call.is_model(model):
+        return False
+    return model == "tgi" or "hf_hub/" in call.headers.get("user-agent", "")
+
+
 def operations(state: TgiState) -> tuple[Operation, ...]:
     """Return the operations: chats, and the tokens of a chat's prompt."""
     routes = Chat(state)
@@ -123,6 +134,8 @@ def operations(state: TgiState) -> tuple[Operation, ...]:
             summary="Answer a conversation.",
             handler=routes.chat_completions,
             table=CHAT,
+            claims=claims,
+            extends_limit=False,
         ),
         Operation(
             method="POST",

@@ -17,7 +17,7 @@ from dragoman.dialects.openai_stream import encoded
 from dragoman.dialects.shared_fields import show_asked_progress
 from dragoman.dialects.tgi import chat_render as render
 from dragoman.dialects.tgi.body import checked, read_json
-from dragoman.dialects.tgi.chat import READY, answer_head, send
+from dragoman.dialects.tgi.chat import READY, answer_head, claims, send
 from dragoman.dialects.tgi.chat_fields import COMPLETIONS
 from dragoman.dialects.tgi.chat_render import CompletionComplete, CompletionFinal, ModelInfo, ModelsInfo
 from dragoman.dialects.tgi.chat_translate import completion_parameters, report_idle
@@ -190,6 +190,8 @@ def operations(state: TgiState) -> tuple[Operation, ...]:
             summary="Continue one text or several.",
             handler=routes.completions,
             table=COMPLETIONS,
+            claims=claims,
+            extends_limit=False,
         ),
         Operation(
             method="GET",
