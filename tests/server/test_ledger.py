@@ -217,3 +217,30 @@ def test_without_a_file_nothing_is_kept_and_no_thread_runs() -> None:
     ledger.add(DAY, "ann", "stub", USED)
     assert threading.active_count() == threads
     ledger.close()
+
+
+def test_a_ledger_of_a_newer_release_is_left_as_it_is(file: Path) -> None:
+    ledger = Ledger(file, write_s=0.01)
+    ledger.open(DAY)
+    ledger.add(DAY, "ann", "stub", USED)
+    ledger.close()
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(DragomanError, match="its tables are of version 99"):
+        Ledger(file).open(DAY)
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+
+
+def test_a_ledger_that_a_newer_release_replaces_while_it_is_used_is_kept_in_memory(file: Path) -> None:
+    ledger = Ledger(file, write_s=0.01)
+    ledger.open(DAY)
+    for each in file.parent.iterdir():
+        each.unlink()
+    database = sqlite3.connect(file)
+    database.executescript("CREATE TABLE usage (other); PRAGMA user_version = 99")
+    database.close()
+    ledger.add(DAY, "ann", "stub", USED)
+    wait_until(lambda: ledger.failures)
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+    ledger.close()

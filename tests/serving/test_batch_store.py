@@ -71,6 +71,24 @@ async def test_a_damaged_database_is_set_aside_and_its_files_stay(tmp_path: Path
     await store.close()
 
 
+async def test_a_database_of_a_newer_release_is_left_as_it_is(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    file = await stored(store)
+    await store.close()
+    database = sqlite3.connect(tmp_path / "batches.sqlite3")
+    database.execute("PRAGMA user_version = 99")
+    store = store_in(tmp_path)
+    with pytest.raises(DragomanError, match="its tables are of version 99"):
+        await store.open()
+    await store.close()
+    database.execute("PRAGMA user_version = 1")
+    database.close()
+    store = store_in(tmp_path)
+    await store.open()
+    assert (await store.file("a", file.id)).id == file.id
+    await store.close()
+
+
 async def test_a_folder_that_is_removed_is_made_again_without_what_was_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     store, other = store_in(folder), store_in(folder)

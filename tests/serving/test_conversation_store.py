@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from opened_responses import NOW, opened
 
+from dragoman.core.errors import DragomanError
 from dragoman.core.responses import MAX_CHAIN_BYTES, ChainTooLong, StoredConversation, StoredResponse
 from dragoman.serving.response_store import SqliteResponseStore
 
@@ -156,6 +157,19 @@ async def test_a_file_without_conversations_gets_them(tmp_path: Path) -> None:
         assert await store.find("a", "r") == response("r")
         assert await store.keep_conversation(conversation("c"))
     assert sorted(each.name for each in tmp_path.iterdir()) == [file.name], "it is not set aside"
+
+
+async def test_a_file_of_a_newer_release_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "responses.sqlite3"
+    async with opened(file) as store:
+        await store.keep(response("r"))
+    database = sqlite3.connect(file)
+    database.execute("PRAGMA user_version = 99")
+    database.close()
+    with pytest.raises(DragomanError, match="its tables are of version 99"):
+        async with opened(file):
+            pass
+    assert [each.name for each in tmp_path.iterdir()] == [file.name]
 
 
 async def test_nothing_is_kept_where_the_operator_wants_nothing() -> None:

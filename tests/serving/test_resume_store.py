@@ -284,7 +284,17 @@ def newer(file: Path) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("damage", [rubbish, torn, newer])
+async def test_a_file_of_a_newer_release_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "continue.sqlite3"
+    newer(file)
+    before = file.read_bytes()
+    with pytest.raises(DragomanError, match=r"continue\.sqlite3 is of a newer release of Dragoman"):
+        async with open_store(tmp_path):
+            pass
+    assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [(file.name, before)]
+
+
+@pytest.mark.parametrize("damage", [rubbish, torn])
 async def test_a_file_that_cannot_be_used_is_set_aside(
     tmp_path: Path, damage: object, caplog: pytest.LogCaptureFixture
 ) -> None:

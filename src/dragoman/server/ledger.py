@@ -18,7 +18,16 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import DragomanError
-from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, open_or_replace, transaction
+from dragoman.serving.sqlite_file import (
+    Database,
+    check_whole,
+    close,
+    connect,
+    in_place,
+    open_or_replace,
+    table_version,
+    transaction,
+)
 
 log = logging.getLogger("dragoman.server")
 
@@ -30,6 +39,8 @@ WRITE_S = 0.3
 RETRY_S = 5.0
 LOCKED_S = 2.0
 """Seconds for which another process may lock the file."""
+
+FAILURES = (sqlite3.Error, OSError)
 
 COUNTS = ("requests", "refused", "prompt_tokens", "cached_tokens", "generated_tokens", "seconds")
 
@@ -121,7 +132,8 @@ class Ledger:
         self.failures = 0
 
     def open(self, today: str) -> list[Row]:
-        """Begin to write. Return the rows of today and yesterday; none where they cannot be read."""
+        """Begin to write. Return the rows of today and yesterday; none where they cannot be read. Raises DragomanError
+        for a file of a newer release."""
         if self._file is None:
             return []
         rows: list[Row] = []
@@ -168,7 +180,7 @@ class Ledger:
         if not pending:
             return
         written = False
-        with self._failing_softly():
+        with self._failing_softly((*FAILURES, DragomanError)):  # a newer release may have replaced the file
             with transaction(self._connected()) as database:
                 database.executemany(_ADD, [(*key, *msgspec.structs.astuple(used)) for key, used in pending.items()])
             written = True
@@ -183,11 +195,11 @@ class Ledger:
         self._news.set()
 
     @contextlib.contextmanager
-    def _failing_softly(self) -> Iterator[None]:
+    def _failing_softly(self, kinds: tuple[type[Exception], ...] = FAILURES) -> Iterator[None]:
         """Suppress and count errors of the file, and log the first of a series."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except kinds as error:
             self.failures += 1
             if not self._is_failing:
                 log.error("the ledger %s cannot be used, what was used is kept in memory: %s", self._file, error)
@@ -230,7 +242,7 @@ def _prepare(database: sqlite3.Connection) -> None:
     database.execute("PRAGMA journal_mode = WAL")
     # Each write is on the disk before the next: the thread may wait for it.
     database.execute("PRAGMA synchronous = FULL")
-    (version,) = database.execute("PRAGMA user_version").fetchone()
+    version = table_version(database, VERSION)
     if version not in (0, VERSION):
         raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
     database.executescript(_SCHEMA)

@@ -22,7 +22,7 @@ from dragoman.core.batches import (
 )
 from dragoman.core.errors import BadRequest, Overloaded
 from dragoman.serving.settings import BatchSettings
-from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, table_version, transaction
 
 VERSION = 1
 """The version of the tables, as SQLite's ``user_version``."""
@@ -325,7 +325,7 @@ def results(file: Path, number: int) -> Iterator[tuple[BatchLine, LineResult | N
 def prepare(database: sqlite3.Connection) -> None:
     """Check the database, and make its tables where it is empty."""
     check_whole(database)
-    (version,) = database.execute("PRAGMA user_version").fetchone()
+    version = table_version(database, VERSION)
     is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_empty and version != VERSION:
         raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")

@@ -1,8 +1,8 @@
 """The store of responses: an SQLite file, or memory; bounded in time and size, and apart by tenant.
 
-All of SQLite happens in one thread of the store. A file that is damaged, or of another version, is set aside with a
-warning. What runs in the background is on the disk before its client is told of it, with the number of its server:
-another one with the same file goes on with it when that server has ended.
+All of SQLite happens in one thread of the store. A file that is damaged, or of an unknown older version, is set aside
+with a warning. What runs in the background is on the disk before its client is told of it, with the number of its
+server: another one with the same file goes on with it when that server has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dragoman.core.responses import (
 from dragoman.serving import conversation_tables
 from dragoman.serving.owner_lock import NOBODY, OwnerLock
 from dragoman.serving.settings import ResponseSettings
-from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, table_version, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -482,7 +482,7 @@ def _without_events(stored: StoredResponse) -> StoredResponse:
 
 def _prepare(database: sqlite3.Connection) -> None:
     check_whole(database)
-    (version,) = database.execute("PRAGMA user_version").fetchone()
+    version = table_version(database, VERSION)
     is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_empty and version not in (VERSION, WITHOUT_CONVERSATIONS):
         raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")

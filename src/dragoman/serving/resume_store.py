@@ -1,8 +1,8 @@
 """The store of saved generations that can be resumed: an SQLite file, or memory; bounded in time and size.
 
 All of SQLite happens in one thread of the store. The file is made when the first generation is saved. An existing one
-is checked at the start: where another process has locked it, or it cannot be read, the server does not start; where it
-is damaged, or of another version, it is set aside with a warning, and an empty one replaces it.
+is checked at the start: where another process has locked it, it cannot be read, or it is of a newer release, the server
+does not start; where it is damaged, it is set aside with a warning, and an empty one replaces it.
 
 A disk that is full or read-only makes no answer fail: generations saved already are found, and a failure to save is
 reported.
@@ -28,7 +28,7 @@ from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.journal import current_journal
 from dragoman.core.resume import ResumeKey, SavedGeneration, SavedSequence
 from dragoman.serving.settings import ContinueSettings
-from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, transaction
+from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, table_version, transaction
 
 log = logging.getLogger("dragoman.server")
 
@@ -316,7 +316,7 @@ class SqliteResumeStore:
 def _prepare(database: Database) -> None:
     check_whole(database)
     with transaction(database):
-        (version,) = database.execute("PRAGMA user_version").fetchone()
+        version = table_version(database, VERSION)
         is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
     if not is_empty and version not in (1, VERSION):
         raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")

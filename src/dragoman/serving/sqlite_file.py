@@ -124,6 +124,18 @@ def close(database: Database | None) -> None:
         found.close()
 
 
+class NewerVersion(Exception):
+    """The tables are of a version that only newer releases of this program know."""
+
+
+def table_version(database: sqlite3.Connection, newest: int) -> int:
+    """Return the version of the tables; 0 where there are none. Raises NewerVersion above ``newest``."""
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version > newest:
+        raise NewerVersion(f"its tables are of version {version}, and this release knows those up to {newest}")
+    return int(version)
+
+
 def check_whole(database: sqlite3.Connection) -> None:
     """Raise sqlite3.DatabaseError where the file is damaged."""
     (found,) = database.execute("PRAGMA quick_check(1)").fetchone()
@@ -135,7 +147,8 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
     """Return the database in that file, which is made with its folder where it is missing, for its owner alone.
 
     One that is damaged, and one for which ``prepare`` raises sqlite3.DatabaseError, is set aside with a warning, and an
-    empty one replaces it. Raises sqlite3.OperationalError for what is locked or cannot be written, and OSError.
+    empty one replaces it. Raises sqlite3.OperationalError for what is locked or cannot be written, OSError, and
+    DragomanError for one of a newer release, which stays as it is.
     """
     make_private_folder(file.parent)
     file.touch(mode=0o600)
@@ -143,6 +156,11 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
         return open_prepared(file, prepare, locked_s=locked_s)
     except sqlite3.OperationalError:
         raise
+    except NewerVersion as error:
+        raise DragomanError(
+            f"{file} is of a newer release of Dragoman ({error}): start that one again, or choose another folder with "
+            "--state-dir; who needs nothing that is in it moves the file away"
+        ) from None
     except sqlite3.DatabaseError as error:
         aside = _set_aside(file)
         log.warning("%s cannot be used (%s): it is now %s, and an empty one takes its place", file, error, aside)
