@@ -33,8 +33,9 @@ from dragoman.core.errors import DragomanError
 from dragoman.server import connections
 from dragoman.server.address import bound, bound_unix, remove_unix
 from dragoman.server.connections import GRACE_S, Connections
-from dragoman.server.lifecycle import OTHER_DESCRIPTORS, allow_connections, certificates_of
+from dragoman.server.lifecycle import certificates_of
 from dragoman.server.listener import BATCH, Listener
+from dragoman.server.open_files import OTHER_DESCRIPTORS, allow_connections
 from dragoman.server.settings import NetworkSettings
 
 LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

@@ -115,14 +115,29 @@ def test_sigint_skips_the_delay_and_the_log_says_what_is_finished() -> None:
         assert "finishing 1 answer, up to 60 s; Ctrl-C again stops now\n" in server.errors
 
 
-def test_a_second_signal_ends_the_delay_and_everything() -> None:
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_the_delay_and_everything(second: signal.Signals) -> None:
+    """The exit code is the one that shells have for a command that the signal ended."""
     with process(shutdown_delay_s=120) as server:
         server.signal(signal.SIGTERM)
         until(lambda: httpx.get(f"{server.url}/readyz").status_code == 503)
         began = time.monotonic()
-        server.signal(signal.SIGTERM)
-        assert server.exit_code() == 0
+        server.signal(second)
+        assert server.exit_code() == 128 + second
         assert time.monotonic() - began < 60
+
+
+def test_a_second_ctrl_c_cuts_off_what_runs() -> None:
+    with process(drain_s=120) as server:
+        reading = server.stream(60)
+        server.engine.suspend()
+        server.signal(signal.SIGINT)
+        with httpx.Client(base_url=server.url) as client:
+            ended(client)
+        server.signal(signal.SIGINT)
+        assert server.exit_code() == 128 + signal.SIGINT
+        reading.join()
+        assert server.events[-1] != "[DONE]"
 
 
 def test_by_default_there_is_a_delay_in_kubernetes_alone(monkeypatch: pytest.MonkeyPatch) -> None:

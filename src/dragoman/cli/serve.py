@@ -24,12 +24,10 @@ from dragoman.dialects import check_settings
 from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.server.address import check_free
 from dragoman.server.keys import Keyring, KeySettings, first_key, keyring_of, reaches_others
+from dragoman.server.open_files import check_open_files
 from dragoman.server.origin_patterns import check_settings as check_browsers
 from dragoman.server.proxies import TrustedProxies
 from dragoman.server.tracing import tracing_of
-
-LEAST_FILES = 40
-"""Files that a server has open at its busiest moment without clients, and some connections."""
 
 
 def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, notes: Iterable[str] = ()) -> None:
@@ -95,16 +93,6 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
             started=started,
         )
     raise typer.Exit(exit_code)
-
-
-def check_open_files() -> None:
-    """Raise DragomanError where a server without clients could not open its files."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
-        raise DragomanError(
-            f"{most} files may be open here, and a server needs {LEAST_FILES} at least: raise the limit (ulimit -Hn, "
-            "LimitNOFILE= of a systemd unit)"
-        )
 
 
 def processor_limit() -> tuple[str, ...]:

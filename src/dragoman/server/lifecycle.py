@@ -9,7 +9,6 @@ import gc
 import importlib
 import logging
 import os
-import resource
 import signal
 import socket
 import threading
@@ -47,6 +46,7 @@ from dragoman.server.listener import ListeningServer, configuration
 from dragoman.server.metrics import Metrics
 from dragoman.server.metrics_listener import metrics_socket, serve_figures
 from dragoman.server.middleware import RequestLog
+from dragoman.server.open_files import allow_connections
 from dragoman.server.relay import RelayMiddleware, read_secret, state_of
 from dragoman.server.settings import (
     BrowserSettings,
@@ -101,7 +101,8 @@ NO_ENGINE = 69
 
 
 def run_until_signal(serving: Coroutine[object, object, None]) -> int:
-    """Run ``serve`` in a new event loop and return the exit code: 0, or NO_ENGINE."""
+    """Run ``serve`` in a new event loop and return the exit code: 0, NO_ENGINE, or after a second signal what shells
+    have for a command that it ended."""
     # uvicorn's logging configuration is left out: the existing one stays.
     factory = uvicorn.Config(_nothing, loop="auto", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=factory) as runner:
@@ -109,6 +110,8 @@ def run_until_signal(serving: Coroutine[object, object, None]) -> int:
             runner.run(serving)
         except EngineGivenUp:
             return NO_ENGINE
+        except EndedAtOnce as end:
+            return 128 + end.signal
     return 0
 
 
@@ -141,7 +144,7 @@ async def serve(
 ) -> None:
     """Serve a model until SIGTERM or SIGINT; then continue for ``shutdown_delay_s`` seconds (not after SIGINT), and
     finish running requests for ``drain_s`` seconds, in which others are answered with 503 (after SIGINT the port is
-    closed). A second signal ends it at once.
+    closed). A second signal ends it at once, with EndedAtOnce.
 
     ``worker`` says what the engine loads, ``folder`` holds the tokenizer and the chat template. Raises ModelError when
     the model cannot be loaded, DragomanError when the address cannot be listened on. ``catalog`` says what else may be
@@ -216,6 +219,8 @@ async def serve(
                 await server.serve(sockets=[listener])
             if runtime.failure:
                 raise EngineGivenUp
+            if server.second_signal:
+                raise EndedAtOnce(server.second_signal)
 
 
 def metrics_of(runtime: Runtime, accounts: Accounts) -> Metrics:
@@ -230,6 +235,13 @@ class EngineGivenUp(Exception):
     """The server ended because its engine cannot be started any more."""
 
 
+class EndedAtOnce(Exception):
+    """The server ended at a second signal, whatever was unfinished."""
+
+    def __init__(self, signal: int) -> None:
+        self.signal = signal
+
+
 def certificates_of(network: NetworkSettings) -> Certificates | None:
     """Return the certificate that the settings name; None without one. Raises DragomanError."""
     if network.tls_cert is None:
@@ -240,7 +252,11 @@ def certificates_of(network: NetworkSettings) -> Certificates | None:
 
 
 class Server(ListeningServer):
-    """uvicorn's server with our connections, shutdown and exit code."""
+    """uvicorn's server with our connections, shutdown and exit code.
+
+    Attributes:
+        second_signal: the one that ended it at once; 0: there was none.
+    """
 
     def __init__(
         self,
@@ -302,6 +318,7 @@ class Server(ListeningServer):
         runtime.on_failed = self._stop_without_engine
         self._delay_s = shutdown_delay_s(settings)
         self._keeps_port = True
+        self.second_signal = 0
         self._how_to_stop = "a second signal stops now"
         metrics.watch(
             lambda: {"connections": len(connections), "body_bytes": bodies.used},
@@ -390,6 +407,8 @@ class Server(ListeningServer):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self.force_exit = self.should_exit
+        if self.force_exit:
+            self.second_signal = sig
         self.should_exit = self.runtime.is_ending = True
         if sig == signal.SIGINT:  # a user at a terminal is waiting
             self._delay_s, self._how_to_stop = 0.0, "Ctrl-C again stops now"
@@ -432,44 +451,10 @@ def shutdown_delay_s(settings: ServerSettings) -> float:
     return DELAY_IN_KUBERNETES_S if os.environ.get("KUBERNETES_SERVICE_HOST") else 0.0
 
 
-OTHER_DESCRIPTORS = 160
-"""Descriptors for everything but clients: model files, the pipes of the engine and its successor, databases, helper
-processes."""
-
-MIN_CONNECTIONS = 16
-"""Connections that are allowed however low the limit of open files is."""
-
 LARGE_BLOCK_BYTES = 1 << 20  # which return to the system when free
 GARBAGE_THRESHOLDS = (20_000, 20, 50)
 """Of the cyclic collector. Live objects are frozen: the usual thresholds (700, 10, 10) would scan all that a crowd of
 connections holds every 70,000 objects, a fifth of the server's time at 3 x capacity."""
-
-
-def allow_connections(wanted: int, reserve: int) -> int:
-    """Raise the soft limit of open files to what so many connections need; return how many connections it allows."""
-    needed = wanted + reserve + OTHER_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
-    reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    if reachable > soft:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (reachable, hard))
-            soft = reachable
-        except (OSError, ValueError) as error:
-            log.warning("the limit of open files stays at %d: %s", soft, error)
-    if soft >= needed:
-        return wanted
-    possible = max(MIN_CONNECTIONS, soft - reserve - OTHER_DESCRIPTORS)
-    log.warning(
-        "%d open files are allowed: enough for %d connections, not for the %d of --max-connections; "
-        "raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit) to %d",
-        soft,
-        possible,
-        wanted,
-        needed,
-    )
-    return possible
 
 
 def _post_start_cleanup() -> None:
