@@ -112,6 +112,18 @@ def test_too_long_a_text_is_refused_before_any_work(load: Load) -> None:
             tokenizer.encode("a" * beyond, max_tokens=10)
 
 
+@pytest.mark.parametrize("most", [100, 20_000, 100_000])
+def test_an_overlong_text_is_counted_by_parts_from_all_over_it(load: Load, most: int) -> None:
+    """One number is too high for a count of the beginning, the other for a bound by the longest token."""
+    tokenizer = load("byte_level_bpe")
+    text = "Once upon a time there was a house. " * 20_000 + "\n\t9" * 300_000
+    count = len(tokenizer.encode(text))
+    with pytest.raises(ContextOverflow) as raised:
+        tokenizer.encode(text, max_tokens=most)
+    assert not raised.value.is_exact
+    assert raised.value.prompt_tokens == pytest.approx(count, rel=0.6 if most == 100 else 0.2)
+
+
 def test_the_beginning_of_a_text_has_all_tokens_that_there_is_room_for(load: Load) -> None:
     tokenizer = load("word_piece")
     spaced = "a" + " " * 20 * 4 * tokenizer.max_token_chars + "b c d"

@@ -80,7 +80,7 @@ class ContextOverflow(BadRequest):
     """The prompt, or prompt and requested output together, exceed the model's context.
 
     The counts of tokens, where they are known, are for dialects with their own messages. ``is_exact`` False: the text
-    was not read to its end, and has ``prompt_tokens`` at least.
+    was not read to its end, and ``prompt_tokens`` is an estimate from parts of it.
     """
 
     def __init__(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer as Pipeline
@@ -18,6 +19,7 @@ from dragoman.text.tokenizer_files import TokenizerFiles, call_library, parse_pi
 
 _MAX_ID = 2**32 - 1
 _PIECE_CHARS = 1 << 16
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples, without their whole parts, are spread evenly
 _MOST_UNUSED_IDS = 1 << 20  # limits the size of tables by id
 
 
@@ -186,7 +188,7 @@ class Tokenizer:
         if self.fill is None:
             return None
         texts = (prefix, suffix, *(text for file in files or () for text in file))
-        self._check_length("prefix and suffix have", sum(map(len, texts)), max_tokens)
+        self._check_length("prefix and suffix have", texts, max_tokens)
         if max_tokens is not None:
             for text in texts:
                 self._check_count(text, max_tokens)
@@ -261,7 +263,7 @@ class Tokenizer:
         return None if token is None else self.token_id(token)
 
     def _check_text(self, text: str, max_tokens: int | None) -> None:
-        self._check_length("the prompt has", len(text), max_tokens)
+        self._check_length("the prompt has", (text,), max_tokens)
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -274,26 +276,41 @@ class Tokenizer:
         if len(text) <= 2 * max_tokens + _PIECE_CHARS:
             return
         # At a cut a token may become two.
-        most, count = max_tokens + max_tokens // 4 + 64, 0
-        for start in range(0, len(text), _PIECE_CHARS):
+        most, count, chars = max_tokens + max_tokens // 4 + 64, 0, 0
+        for piece in _pieces(text):
             try:
-                (piece,) = call_library(
-                    self._pipeline.encode_batch_fast, [text[start : start + _PIECE_CHARS]], add_special_tokens=False
-                )
+                count += self._count(piece)
             except Exception as error:
                 raise _cannot_encode(error) from error
-            count += len(piece)
+            chars += len(piece)
             if count > most:
-                raise ContextOverflow(
-                    f"the prompt has more than {max_tokens} tokens", prompt_tokens=count, is_exact=False
-                )
+                estimate = round(count * len(text) / chars)
+                message = f"the prompt has more than {max_tokens} tokens"
+                raise ContextOverflow(message, prompt_tokens=estimate, is_exact=False)
 
-    def _check_length(self, what: str, chars: int, max_tokens: int | None) -> None:
+    def _check_length(self, what: str, texts: Sequence[str], max_tokens: int | None) -> None:
+        chars = sum(map(len, texts))
         if max_tokens is None or chars <= max_tokens:  # the usual case, without the vocabulary
             return
         if chars > (most := max_tokens * self.max_token_chars):
+            piece = next(_pieces(max(texts, key=len)))
+            estimate = -(-chars // self.max_token_chars)
+            with contextlib.suppress(Exception):  # it is too long, whatever else is wrong with it
+                estimate = max(estimate, round(self._count(piece) * chars / len(piece)))
             message = f"{what} {chars} characters; this model takes at most {most}"
-            raise ContextOverflow(message, prompt_tokens=-(-chars // self.max_token_chars), is_exact=False)
+            raise ContextOverflow(message, prompt_tokens=estimate, is_exact=False)
+
+    def _count(self, piece: str) -> int:
+        """Return the number of a text's tokens. Raises what the library does."""
+        (found,) = call_library(self._pipeline.encode_batch_fast, [piece], add_special_tokens=False)
+        return len(found)
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Yield all pieces of a text, each far from the one before it: the first ones stand for the whole."""
+    count = -(-len(text) // _PIECE_CHARS)
+    for i in sorted(range(count), key=lambda i: i * _GOLDEN % 1):
+        yield text[i * _PIECE_CHARS : (i + 1) * _PIECE_CHARS]
 
 
 def _cannot_encode(error: Exception) -> BadRequest:
