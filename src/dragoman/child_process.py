@@ -38,6 +38,16 @@ def die_with_parent(parent_pid: int | None = None) -> None:
         os._exit(1)
 
 
+def open_standard_files() -> None:
+    """Open closed standard files at /dev/null, for children too, so that no other file gets their descriptors, and
+    their output."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+
+
 def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a program that calls ``die_with_parent``; ``options`` as ``subprocess.Popen`` has them. Any thread may.
 

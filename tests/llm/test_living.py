@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -295,6 +296,21 @@ def test_a_model_that_cannot_be_loaded_says_why_and_leaves_nothing(
         LLM(**options)
     wait_until(lambda: len(engines()) <= before)  # one of another test may end meanwhile
     wait_until(lambda: threading.active_count() <= threads + 1)  # one that starts child processes is kept
+
+
+def test_a_model_starts_in_a_program_without_standard_files(tmp_path: Path) -> None:
+    """The sockets to its process would have their descriptors."""
+    code = """
+        from dragoman import LLM, SamplingParams
+
+        with LLM(max_context=512) as llm:
+            text = llm.generate("Once", SamplingParams(max_tokens=4))[0].text
+        with open("text", "w") as file:
+            file.write(text)
+    """
+    command = ["bash", "-c", 'exec "$@" >&- 2>&-', "bash", sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, cwd=tmp_path, timeout=60).returncode == 0
+    assert (tmp_path / "text").read_text()
 
 
 def test_names_of_the_package_are_there_for_programs_and_for_type_checkers() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from dragoman.child_process import open_standard_files
 from dragoman.cli.console import COMPLETE
 from dragoman.cli.plain_text import use_what_terminals_have
 from dragoman.core.third_party import quiet_hub
@@ -22,9 +23,19 @@ SERVING = ("serve", "start")
 
 def main() -> None:
     """Run the ``dragoman`` command."""
-    prespawned = None
     handle_signals(sys.argv[1:])
     _open_standard_files()
+    try:
+        try:
+            _run()
+        finally:
+            sys.stdout.flush()
+    except OSError as error:  # of the help, and of what waited for the end: those of commands are told by then
+        sys.exit(_unwritten(error))
+
+
+def _run() -> None:
+    prespawned = None
     ensure_home_variable()
     quiet_hub()
     use_what_terminals_have()
@@ -46,6 +57,21 @@ def main() -> None:
             prespawned.close()
 
 
+def _unwritten(error: OSError) -> int:
+    """Say that the output could not be written, unless its reader has left, or that is said already. Return the exit
+    code."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # where the interpreter writes, at its end, what it still has
+    ended = error.__context__
+    is_told = isinstance(ended, SystemExit) and ended.code not in (None, 0)
+    try:
+        if not is_told and not isinstance(error, BrokenPipeError):
+            print(f"error: the output cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+    except OSError:
+        os.dup2(nowhere, 2)
+    return 1
+
+
 def handle_signals(arguments: Sequence[str]) -> None:
     """Have a command that serves survive SIGHUP from its first moment on, and any command end at SIGTERM.
 
@@ -59,12 +85,9 @@ def handle_signals(arguments: Sequence[str]) -> None:
 
 
 def _open_standard_files() -> None:
-    """Open closed standard files at /dev/null, so that no other file gets their descriptors, and their output."""
+    """Have all three standard files, also where the interpreter found some closed."""
+    open_standard_files()
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(descriptor)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)
         if getattr(sys, name) is None:  # the interpreter found it closed
             setattr(sys, name, open(descriptor, "w" if descriptor else "r", encoding="utf-8", closefd=False))  # noqa: SIM115
 

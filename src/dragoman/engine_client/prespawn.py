@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dragoman.child_process import start_child
+from dragoman.child_process import open_standard_files, start_child
 from dragoman.core.errors import DragomanError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class PrespawnedWorker:
                 importlib.import_module("dragoman.kernels")
             except ImportError as error:
                 raise DragomanError(str(error)) from None
+        open_standard_files()  # a program may have closed them, and what it writes would go into the sockets
         with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as child_ends:
 
             def pair() -> tuple[socket.socket, socket.socket]:
