@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import io
@@ -9,18 +10,21 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 from forked_command import run_forked
 
 from dragoman.cli import console
 from dragoman.cli.command_line import NO_FILES, NO_MEMORY, NO_PROCESSES, NO_UTF_8, told
 from dragoman.cli.plain_text import use_what_terminals_have
-from dragoman.cli.serve import LEAST_FILES, check_open_files
 from dragoman.core.errors import DragomanError
 from dragoman.core.user_folders import NO_HOME, ensure_home_variable, expand_user, make_private_folder, unusable
+from dragoman.server.open_files import LEAST_FILES, check_open_files
 
 _PR_CAPBSET_DROP = 24  # linux/prctl.h
 _OVERRIDES = (1, 2)  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH of linux/capability.h
@@ -197,16 +201,47 @@ def test_the_first_process_of_a_container_ends_at_sigterm_and_a_server_survives_
     assert (done.stdout, done.returncode, done.stderr) == (said, code, "")
 
 
-def test_closed_standard_files_and_readers_that_leave_are_no_errors() -> None:
-    def shell(line: str) -> str:
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = ["bash", "-c", line, "bash", sys.executable, "-m", "dragoman"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-        return f"{done.returncode} {done.stdout}{done.stderr}"
+def shell(line: str) -> str:
+    """Return the exit code and the output of a line of bash, in which ``"$@"`` is the command."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    command = ["bash", "-c", line, "bash", sys.executable, "-m", "dragoman"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return f"{done.returncode} {done.stdout}{done.stderr}"
 
+
+def test_closed_standard_files_and_readers_that_leave_are_no_errors() -> None:
     assert shell('"$@" keys >&- 2>&-') == "0 "
     assert shell('"$@" keys --given <&-') == "1 error: a key has at least 16 characters\n"
     assert shell('"$@" completion bash | true; echo ${PIPESTATUS[0]}') == "0 1\n"
+
+
+def test_a_server_starts_without_standard_files(tmp_path: Path) -> None:
+    """The descriptors that it opens in their place are there in the engine's process too."""
+    command = [sys.executable, "-m", "dragoman", "serve", "--uds", str(tmp_path / "socket")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "DRAGOMAN_CONFIG": os.devnull}
+    server = subprocess.Popen(["bash", "-c", 'exec "$@" >&- 2>&-', "bash", *command], env=environment)
+    try:
+        transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
+        with httpx.Client(transport=transport, base_url="http://localhost", timeout=60) as client:
+            while server.poll() is None:
+                with contextlib.suppress(httpx.TransportError):
+                    assert client.get("/readyz").status_code == 200
+                    break
+                time.sleep(0.05)
+            (engine,) = (each for each in psutil.Process(server.pid).children() if "dragoman.engine" in each.cmdline())
+            assert os.readlink(f"/proc/{engine.pid}/fd/1") == os.devnull
+            server.terminate()
+        assert server.wait(60) == 0
+    finally:
+        server.kill()
+
+
+def test_output_that_cannot_be_written_is_an_error_in_one_line() -> None:
+    full = "there is no space left on the disk that this is written to"
+    assert shell('"$@" --help >/dev/full') == "1 error: the output cannot be written: No space left on device\n"
+    assert shell('"$@" version >/dev/full') == f"1 error: {full}\n"
+    assert shell('"$@" models list >/dev/full') == f"1 error: {full}\n"
+    assert shell('"$@" nonsense 2>/dev/full') == "1 "
 
 
 @pytest.mark.parametrize(
@@ -214,7 +249,10 @@ def test_closed_standard_files_and_readers_that_leave_are_no_errors() -> None:
     [
         ('serve --trusted-proxy nonsense', "--trusted-proxy nonsense: not an address"),
         ('status --url http://[::1', "http://[::1 is not an address: Invalid IPv6 URL"),
-        ('keys --holder a\udcff', "--holder has characters that are not printable"),
+        ('keys --holder a\u200b', "--holder has characters that are not printable"),
+        ('serve --name a\udcff', "Invalid value for --name: this is not UTF-8"),
+        ('generate a\udcff', "Invalid value for PROMPT: this is not UTF-8"),
+        ('generate a --stop b --stop \udcff', "Invalid value for --stop: this is not UTF-8"),
         ('keys --expires 2001-01-31', "--expires 2001-01-31 is over"),
         ('models list --models-folder /no/models', "note: --models-folder /no/models: No such file or directory"),
         ('serve --port 0 --chat-template /no/template', "/no/template: No such file or directory"),

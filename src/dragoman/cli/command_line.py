@@ -28,7 +28,7 @@ import typer.core
 import typer.main
 
 from dragoman.cli import configuration, console
-from dragoman.cli.options import BY_FLAG, Option, Settings, options_of
+from dragoman.cli.options import BY_FLAG, NAMES_OF_FILES, Option, Settings, options_of
 from dragoman.core.errors import DragomanError
 
 EPILOG = (
@@ -42,8 +42,16 @@ NO_PROCESSES = (
     "(ulimit -u, ulimit -v, TasksMax= of a systemd unit)"
 )
 NO_FILES = "too many files are open: raise the limit (ulimit -n, LimitNOFILE= of a systemd unit)"
+NO_UTF_8_TEXT = "this is not UTF-8: choose another text, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
 NO_UTF_8 = "a path or another text is not UTF-8: choose another one, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
-REMEDIES = {errno.EAGAIN: NO_PROCESSES, errno.ENOMEM: NO_MEMORY, errno.EMFILE: NO_FILES, errno.ENFILE: NO_FILES}
+NO_SPACE = "there is no space left on the disk that this is written to"
+REMEDIES = {
+    errno.EAGAIN: NO_PROCESSES,
+    errno.ENOMEM: NO_MEMORY,
+    errno.EMFILE: NO_FILES,
+    errno.ENFILE: NO_FILES,
+    errno.ENOSPC: NO_SPACE,
+}
 """What is said of errors that say nothing of their remedy, by their number."""
 
 _HELP = {"help_option_names": ["-h", "--help"]}
@@ -350,8 +358,13 @@ def _one_of_twins(context: typer.Context, option: Option, values: dict[str, Any]
     return by_flag
 
 
-def _gather(struct: Settings, options: Iterable[Option], values: dict[str, Any]) -> Any:
+def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any]) -> Any:
     given = {o.name: tuple(v) if isinstance(v := values[o.name], list) else v for o in options}
+    for option in options:
+        value = given[option.name]
+        texts = value if isinstance(value, tuple) else (value,)
+        if option.name not in NAMES_OF_FILES and not all(map(_is_utf_8, texts)):
+            raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
     try:
         return msgspec.convert(given, struct)
     except msgspec.ValidationError as error:
@@ -361,6 +374,11 @@ def _gather(struct: Settings, options: Iterable[Option], values: dict[str, Any])
         also = next((option.also for option in options if option.name == name), ())
         hint = " / ".join(("--" + name.replace("_", "-"), *also))
         raise typer.BadParameter(what, param_hint=hint) from None
+
+
+def _is_utf_8(value: object) -> bool:
+    """Return False for a text with bytes that are no UTF-8, which Python has as surrogates."""
+    return not isinstance(value, str) or not any("\ud800" <= char <= "\udfff" for char in value)
 
 
 def _parameter(option: Option, *, hidden: bool = False, brief: bool = False) -> inspect.Parameter:

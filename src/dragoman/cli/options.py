@@ -27,6 +27,52 @@ BY_FLAG = "_by_flag"
 _NAMED = re.compile(r"(?:^|(?<=\. ))((?:\w+, )*\w+): ")
 
 
+NAMES_OF_FILES = frozenset(
+    [
+        "adapter_source",
+        "adapters_folder",
+        "api_key_file",
+        "cache_folder",
+        "cached_model",
+        "capsules",
+        "chat_template",
+        "cluster_secret_file",
+        "derived_models",
+        "draft_eagle",
+        "draft_model",
+        "file",
+        "first",
+        "generation_config",
+        "grammar",
+        "html",
+        "huggingface_hub_cache",
+        "image",
+        "json_schema",
+        "locallab_folder",
+        "lora_adapters",
+        "mmproj",
+        "model",
+        "model_id",
+        "models_folder",
+        "octoai_prompt_log",
+        "offer",
+        "prefix_cache_folder",
+        "prompts",
+        "record",
+        "repository",
+        "second",
+        "state_dir",
+        "tls_cert",
+        "tls_key",
+        "tls_key_password_file",
+        "tokenizer_config_path",
+        "uds",
+        "weights_cache_override",
+    ]
+)
+"""Options whose texts name files, or may. Those need not be UTF-8, other texts have to be."""
+
+
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a settings struct, as a user meets it. ``annotation`` is the plain type, without its metadata;
     ``also`` are further flags of the same option; ``twin`` is the flag by which an argument may be given too.
