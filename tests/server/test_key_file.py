@@ -219,16 +219,15 @@ def test_a_bad_file_leaves_the_keys_in_force_and_is_told_once(
     assert (is_known(ring, ANN), is_known(ring, BOB)) == (False, True)
 
 
-def test_what_is_no_regular_file_is_read_once(tmp_path: Path) -> None:
-    """As ``--api-key-file <(...)`` has it: a second reading would wait for a writer."""
-    file = tmp_path / "keys"
-    os.mkfifo(file)
-    writer = threading.Thread(target=file.write_text, args=(line_of(ANN),))
-    writer.start()
-    ring = Keyring(file=file)
-    writer.join()
-    with ring.watched(0.001), pytest.raises(DragomanError, match="no regular file"):
+def test_what_is_no_regular_file_is_read_once() -> None:
+    """As ``--api-key-file <(...)`` has it: there is nothing to read a second time."""
+    reading, writing = os.pipe()
+    os.write(writing, line_of(ANN).encode())
+    os.close(writing)
+    ring = Keyring(file=Path(f"/dev/fd/{reading}"))
+    with ring.watched(0.001), pytest.raises(DragomanError, match="is not a regular file"):
         ring.reload()
+    os.close(reading)
     assert is_known(ring, ANN)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.user_folders import expand_user, is_file
 
 NOT_FROM_FOLDERS = frozenset(
@@ -109,6 +110,7 @@ def load(path: Path | None, known: Mapping[str, Configurable]) -> ConfigurationF
         path = next((place for place in usual_places() if is_file(place)), None)
         if path is None:
             return ConfigurationFile(None, {})
+    require_regular(path)
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

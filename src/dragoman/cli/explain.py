@@ -17,6 +17,7 @@ from dragoman.cli.remote import fetch_json
 from dragoman.cli.session import LocalSession, RemoteSession
 from dragoman.cli.settings import ExplainOptions
 from dragoman.core.errors import BadRequest, DragomanError
+from dragoman.core.regular_file import require_regular
 from dragoman.dialects import made_dialects
 from dragoman.server.explain import EXPLAIN, Explainer
 from dragoman.server.routing import endpoints_by_path
@@ -38,6 +39,7 @@ def parsed_file(options: ExplainOptions) -> dict[str, Any]:
     if options.file == "-":
         text = sys.stdin.read(MOST_BYTES)
     else:
+        require_regular(options.file)
         try:
             with Path(options.file).open(encoding="utf-8") as opened:
                 text = opened.read(MOST_BYTES)

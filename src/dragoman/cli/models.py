@@ -18,6 +18,7 @@ from dragoman.cli.download_bar import DownloadBar
 from dragoman.cli.pack import pack
 from dragoman.cli.settings import ModelChoice
 from dragoman.core.errors import ModelError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.user_folders import expand_user, unreadable
 from dragoman.models.config import read_json
 from dragoman.models.settings import ModelSettings, Precision
@@ -351,6 +352,7 @@ def _known(name: str) -> dict[str, str]:
             embedded_path()
         )
     if place.exists():
+        require_regular(place)
         return _in_folder(place) | _served_as(place)
     repository = next((found for found in cached_models() if found.repo_id == name), None)
     if repository is not None:

@@ -9,6 +9,7 @@ import msgspec
 
 from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest
+from dragoman.core.regular_file import require_regular
 
 
 class StructureSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,6 +81,7 @@ def structured_outputs(constraint: Constraint) -> dict[str, Any]:
 
 
 def _read(path: str) -> str:
+    require_regular(path, BadRequest)
     try:
         return Path(path).read_text("utf-8")
     except (OSError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,8 @@ from dragoman.cli.replay_report import report, summary
 from dragoman.cli.settings import CompareOptions, MachineSettings, ReplayOptions, SamplingSettings
 from dragoman.core import capsule as capsules
 from dragoman.core.capsule import Capsule
-from dragoman.core.errors import BadRequest, DragomanError
+from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.request import ChatPrompt, GenerationRequest, TextPrompt
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models import ModelSettings
@@ -109,11 +109,12 @@ def read_capsules(path: Path) -> Iterator[Named]:
 
 def _read(file: Path, *, alone: bool) -> Capsule | str:
     try:
-        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), "rb") as opened:
+        require_regular(file)
+        with file.open("rb") as opened:
             return capsules.decode(opened.read(capsules.MOST_BYTES + 1))
     except OSError as error:
         reason = error.strerror or str(error)
-    except BadRequest as error:
+    except DragomanError as error:
         reason = error.message
     if alone:
         raise DragomanError(f"{file} cannot be replayed: {reason}")
@@ -169,6 +170,7 @@ async def replayed(runtime: Runtime, found: Sequence[Named], top: int) -> list[O
 
 def read_prompts(path: Path) -> Iterator[TextPrompt | ChatPrompt]:
     """Yield the prompts of a file: each line a text, or JSON with ``prompt`` or ``messages``. Raises DragomanError."""
+    require_regular(path)
     try:
         with path.open(encoding="utf-8") as opened:
             text = opened.read(MOST_PROMPT_BYTES)

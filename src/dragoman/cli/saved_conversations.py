@@ -12,6 +12,7 @@ from dragoman.cli.attached_images import is_content
 from dragoman.cli.conversation import Conversation
 from dragoman.cli.session import Message
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.user_folders import expand_user
 
 FOLDER = Path("conversations")
@@ -56,6 +57,7 @@ def load(conversation: Conversation, name: str = "") -> Path:
     if not name and not (found := saved_files()):
         raise DragomanError(f"there is no saved conversation in {FOLDER}/")
     file = expand_user(name) if name else found[0]
+    require_regular(file)
     try:
         if file.stat().st_size > _FILE_LIMIT:
             raise DragomanError(f"{file} is larger than 64 MiB: it is no conversation")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import BadRequest
+from dragoman.core.regular_file import irregular
 from dragoman.serving.image_header import MAX_FILE_BYTES
 
 IMAGE = "image"
@@ -60,6 +61,8 @@ def url_of_file(file: Path, place: str = "") -> str:
     Raises BadRequest for a file that cannot be read, or is larger than any image that is accepted.
     """
     named = f"'{place}': {file}" if place else str(file)
+    if irregular(file):
+        raise BadRequest(f"{named} is not a regular file.", param=place or None)
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_FILE_BYTES + 1)

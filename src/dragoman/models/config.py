@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.errors import ModelError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.stand_ins import stand_in_problem
 
 _LARGEST_FILE_BYTES = 8 << 20  # configs are a few kilobytes; a larger file is something else
@@ -35,6 +36,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_value(path: Path) -> object:
     """Return the JSON value in a small file. Raises ModelError naming the file where it holds none."""
+    require_regular(path, ModelError)
     try:
         if path.stat().st_size > _LARGEST_FILE_BYTES:
             raise ModelError(f"{path}: too large for a configuration file")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
+from dragoman.core.regular_file import require_regular
 from dragoman.core.stand_ins import HEAD_BYTES, broken_link_problem, stand_in_problem
 from dragoman.models.tensors import ELEMENTS, Codes, Format, Tensor, TensorFiles
 
@@ -179,6 +180,7 @@ class Header:
 
 def read_header(file: Path) -> Header:
     """Read and check a safetensors header. Raises ModelError naming the file, and the tensor where one is wrong."""
+    require_regular(file, ModelError)
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:

@@ -27,6 +27,7 @@ from msgspec import Meta
 
 from dragoman.core.caller import NO_LIMITS, Caller, CallerLimits, network_of
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited, Unauthorized
+from dragoman.core.regular_file import require_regular
 from dragoman.core.user_folders import make_private_folder
 from dragoman.server.key_file import Key, Scope, hashed, holders_of, keys_of_text, new_key
 
@@ -216,7 +217,7 @@ class Keyring:
         if self._file is None:
             return
         if self._file.exists() and not self._file.is_file():
-            raise DragomanError(f"{self._file} is no regular file")
+            raise DragomanError(f"{self._file} is not a regular file")
         with self._reading:
             self._seen, before = _state(self._file), self._by_digest
             self._take(*_read(self._file))
@@ -369,6 +370,7 @@ def keys_of_file(path: Path) -> list[Key]:
 
 def _read(path: Path) -> tuple[str, object]:
     """Return the file's text, and its state at that time. Raises DragomanError."""
+    require_regular(path)
     try:
         with open(path, "rb") as file:
             seen = _state_of(os.fstat(file.fileno()))

@@ -21,6 +21,7 @@ import dragoman
 from dragoman.core.entropy import Entropy
 from dragoman.core.errors import DragomanError
 from dragoman.core.journal import Journal, current_journal
+from dragoman.core.regular_file import require_regular
 from dragoman.server.exchange import ABORT, BODY, CUT
 from dragoman.server.middleware import ARRIVED_WITH
 from dragoman.serving.runtime import Runtime
@@ -64,6 +65,7 @@ def frame(kind: int, payload: bytes) -> bytes:
 
 def read_secret(file: str) -> bytes:
     """Return the secret in that file. Raises DragomanError where it cannot be read or is too short to be one."""
+    require_regular(file)
     try:
         secret = Path(file).read_bytes().strip()
     except OSError as error:

@@ -6,6 +6,7 @@ import ssl
 from pathlib import Path
 
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import require_regular
 
 
 class Certificates:
@@ -34,6 +35,7 @@ class Certificates:
         for file in filter(None, (self._certificate, self._key, self._password_file)):
             if not Path(file).exists():
                 raise DragomanError(f"--tls-cert, --tls-key: there is no file {file}")
+            require_regular(file)
         self._was_asked = False
         try:
             # A function, because OpenSSL would ask for the password on the terminal otherwise.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dragoman.core.errors import BadRequest, EngineUnavailable, ModelError, TemplateFailed, TemplateMissing
+from dragoman.core.regular_file import require_regular
 from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import TemplateRoles
 from dragoman.text.sandbox import ProcessFailure, ProcessLost, SandboxedProcesses
@@ -286,6 +287,7 @@ def _templates_in(path: Path) -> dict[str, str]:
 
 
 def _read_text(path: Path) -> str:
+    require_regular(path, ModelError)
     try:
         return path.read_text("utf-8-sig")  # editors on Windows begin files with a mark, which is no part of a prompt
     except (OSError, ValueError) as error:

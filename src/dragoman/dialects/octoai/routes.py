@@ -221,7 +221,8 @@ class PromptLog:
                 self._warn(f"cannot be written to: {error.strerror}")
 
     def _append(self, path: str, line: bytes) -> None:
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        # Without waiting for somebody who reads a named pipe.
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
         try:
             if os.fstat(file).st_size + len(line) > self._max_bytes:
                 self._warn("is full")

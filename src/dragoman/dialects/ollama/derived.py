@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.errors import BadRequest, DragomanError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.user_folders import expand_user
 from dragoman.core.whole_file import replace_file
 from dragoman.dialects.ollama.names import REMOTE, spellings
@@ -129,6 +130,7 @@ def _key(name: str) -> str:
 
 def _read(path: Path) -> dict[str, DerivedModel]:
     """Return the models of a file; none where there is none. Raises DragomanError."""
+    require_regular(path)
     try:
         with path.open("rb") as file:
             content = file.read(MOST_FILE_BYTES)

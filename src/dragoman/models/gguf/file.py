@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.stand_ins import HEAD_BYTES, stand_in_problem
 from dragoman.models.gguf.block_types import BLOCK_TYPES, INTEGERS, INTEGERS_NAME, BlockType, type_name
 from dragoman.models.gguf.parts import MAGIC
@@ -89,6 +90,7 @@ class GgufFile:
 
 def read_gguf(path: Path) -> GgufFile:
     """Read and check a file's header. Raises ModelError naming the file, and the wrong key or tensor."""
+    require_regular(path, ModelError)
     try:
         with path.open("rb", buffering=0) as stream:
             return _Reader(path, stream.fileno(), os.fstat(stream.fileno()).st_size).read()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import ModelError
+from dragoman.core.regular_file import require_regular
 from dragoman.core.stand_ins import broken_link_problem
 
 SUFFIX = ".gguf"
@@ -24,6 +25,7 @@ def is_gguf(path: Path) -> bool:
 
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file. Raises ModelError where it cannot be read."""
+    require_regular(path, ModelError)
     try:
         with path.open("rb") as stream:
             return stream.read(_HEAD_BYTES)
