@@ -9,8 +9,11 @@ import pytest
 from plain_model import BUILTIN
 from stub_runtime import TOKENIZER, LocalServer, local_server
 
+from dragoman.core.image_sources import ImageSource, image_part
 from dragoman.dialects import made_dialects
 from dragoman.dialects.explain_messages import choice_forms, conversations, tool_forms
+from dragoman.dialects.explain_translation import Source, first_bodies
+from dragoman.dialects.locallab.fields import CHAT as LOCALLAB_CHAT
 from dragoman.text import ChatTemplate
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -94,6 +97,15 @@ def test_the_forms_of_a_conversation_with_calls() -> None:
     assert [block["type"] for block in anthropic[2]["content"]] == ["tool_use", "tool_use"]
     assert [block["tool_use_id"] for block in anthropic[3]["content"]] == ["a", "b"]
     assert not list(conversations(MESSAGES[:2])), "texts are written alike everywhere"
+
+
+def test_what_a_dialect_does_not_read_in_messages_is_not_shown_there() -> None:
+    """LocalLab's messages have texts alone."""
+    image = image_part(ImageSource(url="data:image/png;base64,iVBORw0KGgo=", param="messages"))
+    messages = [{"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]}]
+    source = Source(values={}, wires={}, body={}, text=None, messages=messages)
+    bodies = [body["messages"] for body in first_bodies(LOCALLAB_CHAT, source, "stub")]
+    assert bodies == [[{"role": "user", "content": "What is it?"}]]
 
 
 def test_the_forms_of_tools_and_choices() -> None:

@@ -19,7 +19,7 @@ from dragoman.dialects.api import Dialect, Operation
 from dragoman.dialects.explain_fields import inner_table, shown
 from dragoman.dialects.explain_messages import choice_forms, conversations, tool_forms
 from dragoman.dialects.field import Field, Row, Table, Treatment
-from dragoman.dialects.field_types import Boolean, OneOf, String, Wrapped
+from dragoman.dialects.field_types import Boolean, ListOf, OneOf, String, Wrapped
 
 OWN = frozenset({"request_id", "constraint_param", "images_param", "unset_sampling", "resumable", "resumed"})
 OWN |= {"sampling", "ending"}
@@ -125,11 +125,20 @@ def first_bodies(table: Table, source: Source, model: str) -> list[dict[str, Any
         row = next((each for each in table.rows.get(wanted, ()) if _takes(each.field, form)), None)
         if row is not None:
             body: dict[str, Any] = {}
-            _put(body, row.path, form)
+            _put(body, row.path, _known_members(row.field.kind, form))
             _require(table, body, model)
             if body not in found:
                 found.append(body)
     return found
+
+
+def _known_members(kind: Any, form: Any) -> Any:
+    """Return a list of objects with the members that its kind knows: others, as images where there are none, would be
+    read by nobody."""
+    if not isinstance(form, list) or not isinstance(kind, ListOf) or (item := inner_table(kind.item)) is None:
+        return form
+    names = {field.name for field in item.fields}
+    return [{n: value for n, value in each.items() if n in names} if isinstance(each, dict) else each for each in form]
 
 
 def _require(table: Table, body: dict[str, Any], model: str) -> None:
