@@ -197,7 +197,7 @@ async def test_a_response_expires_for_others_but_not_for_what_continues_it() -> 
 
 
 async def test_a_chain_has_no_events_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dragoman.serving.response_store.MAX_CHAIN_BYTES", 1000)
+    monkeypatch.setattr("dragoman.serving.response_tables.MAX_CHAIN_BYTES", 1000)
     async with opened() as store:
         for id, previous in (("1", ""), ("2", "1"), ("3", "2")):
             await store.keep(response(id, previous, input=b"i" * 600))

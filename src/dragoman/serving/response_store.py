@@ -24,73 +24,23 @@ import msgspec
 from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.responses import (
-    MAX_CHAIN,
-    MAX_CHAIN_BYTES,
-    ChainTooLong,
     NumberedItem,
     StoredConversation,
     StoredResponse,
 )
-from dragoman.serving import conversation_tables
+from dragoman.serving import conversation_tables, response_tables
 from dragoman.serving.owner_lock import NOBODY, OwnerLock
 from dragoman.serving.settings import ResponseSettings
-from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, table_version, transaction
+from dragoman.serving.sqlite_file import Database, close, in_place, open_own, transaction
 
 log = logging.getLogger("dragoman.server")
 
 Result = TypeVar("Result")
 
-VERSION = 2
-WITHOUT_CONVERSATIONS = 1
-"""The version before there were conversations. Their tables are added to its file."""
 LOCKED_S = 5.0
 HINT = "choose another folder with --state-dir, or keep responses in memory with --responses-store memory"
 LARGEST_SHARE = 8
 """A response that takes more than this part of the store is not kept."""
-
-_SCHEMA = f"""
-BEGIN IMMEDIATE;
-CREATE TABLE responses (
-    tenant TEXT NOT NULL, id TEXT NOT NULL, previous TEXT NOT NULL, created_s REAL NOT NULL, used_ns INTEGER NOT NULL,
-    bytes INTEGER NOT NULL, running INTEGER NOT NULL, hidden INTEGER NOT NULL DEFAULT 0, state BLOB NOT NULL,
-    PRIMARY KEY (tenant, id)
-);
-CREATE INDEX by_previous ON responses (tenant, previous);
-CREATE INDEX by_use ON responses (tenant, used_ns, bytes);
-CREATE INDEX by_age ON responses (created_s);
-CREATE INDEX by_running ON responses (running) WHERE running;
-CREATE TABLE journals (number INTEGER PRIMARY KEY, id TEXT NOT NULL, data BLOB NOT NULL);
-CREATE INDEX by_response ON journals (id);
-{conversation_tables.SCHEMA}
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
-
-_MORE_SCHEMA = f"""
-BEGIN IMMEDIATE;
-{conversation_tables.SCHEMA}
-PRAGMA user_version = {VERSION};
-COMMIT;
-"""
-
-_CHILD = "SELECT 1 FROM responses AS child WHERE child.tenant = r.tenant AND child.previous = r.id"
-
-_LEAST_USED = (
-    "SELECT * FROM (SELECT r.id, r.used_ns, 0 FROM responses AS r INDEXED BY by_use "
-    f"WHERE r.tenant = ?1 AND NOT r.running AND r.id != ?2 AND NOT EXISTS ({_CHILD}) ORDER BY r.used_ns LIMIT 1) "
-    "UNION ALL SELECT * FROM (SELECT id, used_ns, 1 FROM conversations INDEXED BY conversations_by_use "
-    "WHERE tenant = ?1 AND id != ?2 ORDER BY used_ns LIMIT 1) ORDER BY used_ns LIMIT 1"
-)
-"""What a tenant has used least recently, of what may be removed for want of room, and whether it is a conversation."""
-
-_COUNTS = "tenant, count(*) AS entries, sum(bytes) AS bytes, min(used_ns) AS used_ns"
-_HELD = (
-    f"SELECT {_COUNTS} FROM responses INDEXED BY by_use GROUP BY tenant UNION ALL "
-    f"SELECT {_COUNTS} FROM conversations INDEXED BY conversations_by_use GROUP BY tenant"
-)
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(StoredResponse).decode
 
 IN_MEMORY = ResponseSettings(responses_store="memory")
 
@@ -233,47 +183,31 @@ class SqliteResponseStore:
 
     def _find(self, tenant: str, id: str) -> StoredResponse | None:
         database = self._connected()
-        row = database.execute(
-            "SELECT state FROM responses WHERE tenant = ? AND id = ? AND NOT hidden AND (running OR created_s > ?)",
-            (tenant, id, self._oldest()),
-        ).fetchone()
-        if row is None:
-            return None
-        self._touch([(tenant, id)])
-        return _unpacked(row[0])
+        found = response_tables.find(database, tenant, id, self._oldest())
+        if found is not None:
+            self._touch([(tenant, id)])
+        return found
 
     def _chain(self, tenant: str, id: str) -> list[StoredResponse]:
         last = self._find(tenant, id)
         if last is None:
             return []
-        found, database, before = [_without_events(last)], self._connected(), 0
-        while previous := found[-1].previous:
-            row = database.execute(
-                "SELECT state FROM responses WHERE tenant = ? AND id = ?", (tenant, previous)
-            ).fetchone()
-            if row is None:
-                break
-            found.append(_without_events(_unpacked(row[0])))
-            before += found[-1].text_bytes
-            if len(found) > MAX_CHAIN or before > MAX_CHAIN_BYTES:
-                raise ChainTooLong
+        found = response_tables.chain(self._connected(), last)
         self._touch([(tenant, each.id) for each in found])
-        return found[::-1]
+        return found
 
     def _touch(self, keys: Sequence[tuple[str, str]]) -> None:
         # A file that cannot be written can still be read.
         with contextlib.suppress(sqlite3.OperationalError), transaction(self._connected()) as database:
-            now = time.time_ns()
-            rows = [(now, *key) for key in keys]
-            database.executemany("UPDATE responses SET used_ns = ? WHERE tenant = ? AND id = ?", rows)
+            response_tables.touch(database, keys)
 
     def _keep(self, stored: StoredResponse, said: Sequence[tuple[str, bytes]]) -> bool:
-        state, database = zlib.compress(_encode(stored), 1), self._connected()
+        state, database = response_tables.packed(stored), self._connected()
         if len(state) > self._settings.responses_max_bytes // LARGEST_SHARE:
             with transaction(database):  # what ran until now does not run for ever
-                is_running = self._is_running(database, stored.tenant, stored.id)
+                is_running = response_tables.is_running(database, stored.tenant, stored.id)
                 if is_running:
-                    self._hide(database, stored.tenant, stored.id)
+                    response_tables.hide(database, stored.tenant, stored.id)
                     self._count(database)
             if said and is_running is None:
                 self._changed(conversation_tables.add, stored.tenant, stored.conversation, said)
@@ -281,9 +215,9 @@ class SqliteResponseStore:
         # What runs in the background is promised: it has to be on the disk.
         database.execute(f"PRAGMA synchronous = {'FULL' if stored.is_running or stored.record else 'NORMAL'}")
         with transaction(database):
-            if stored.previous and self._is_running(database, stored.tenant, stored.previous) is None:
+            if stored.previous and response_tables.is_running(database, stored.tenant, stored.previous) is None:
                 return False
-            if said and self._is_running(database, stored.tenant, stored.id) is False:
+            if said and response_tables.is_running(database, stored.tenant, stored.id) is False:
                 said = ()  # another server has finished it, and added what it says
             values = (stored.tenant, stored.id, stored.previous, stored.created_s, time.time_ns(), len(state))
             database.execute(
@@ -300,11 +234,6 @@ class SqliteResponseStore:
             self._make_room(database, stored.id)
         return True
 
-    def _is_running(self, database: sqlite3.Connection, tenant: str, id: str) -> bool | None:
-        """Return whether a response runs in the background; None where there is none, not even a hidden one."""
-        row = database.execute("SELECT running FROM responses WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
-        return None if row is None else bool(row[0])
-
     def _delete(self, tenant: str, id: str) -> bool:
         with transaction(self._connected()) as database:
             row = database.execute(
@@ -312,7 +241,7 @@ class SqliteResponseStore:
             ).fetchone()
             if row is None:
                 return False
-            self._hide(database, tenant, id)
+            response_tables.hide(database, tenant, id)
             self._count(database)
             return True
 
@@ -339,7 +268,7 @@ class SqliteResponseStore:
                 "UPDATE responses SET running = ? WHERE tenant = ? AND id = ?",
                 [(own, tenant, id) for tenant, id, _, _ in found],
             )
-        return [_unpacked(state) for _, _, _, state in found]
+        return [response_tables.unpacked(state) for _, _, _, state in found]
 
     def _number(self) -> int:
         """Return what stands for this server in the rows of what it generates."""
@@ -390,40 +319,9 @@ class SqliteResponseStore:
             "SELECT tenant, id FROM responses WHERE created_s <= ? AND NOT hidden AND NOT running", (self._oldest(),)
         ).fetchall()
         for tenant, id in rows:
-            self._hide(database, tenant, id)
+            response_tables.hide(database, tenant, id)
             self.expired += 1
         self.expired += conversation_tables.delete_old(database, self._oldest())
-
-    def _hide(self, database: sqlite3.Connection, tenant: str, id: str) -> None:
-        """Remove a response; where others continue it, keep its text for them."""
-        child = database.execute(
-            "SELECT 1 FROM responses WHERE tenant = ? AND previous = ? LIMIT 1", (tenant, id)
-        ).fetchone()
-        if child is None:
-            self._remove(database, tenant, id)
-            return
-        (state,) = database.execute("SELECT state FROM responses WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
-        kept = _without_events(msgspec.structs.replace(_unpacked(state), is_running=False))
-        packed = zlib.compress(_encode(kept), 1)
-        database.execute(
-            "UPDATE responses SET hidden = 1, running = 0, state = ?, bytes = ? WHERE tenant = ? AND id = ?",
-            (packed, len(packed), tenant, id),
-        )
-        database.execute("DELETE FROM journals WHERE id = ?", (id,))
-
-    def _remove(self, database: sqlite3.Connection, tenant: str, id: str) -> None:
-        """Remove a response that none continues, and those before it that were only kept for it."""
-        while True:
-            row = database.execute(
-                "DELETE FROM responses WHERE tenant = ? AND id = ? RETURNING previous", (tenant, id)
-            ).fetchone()
-            database.execute("DELETE FROM journals WHERE id = ?", (id,))
-            if row is None or not row[0]:
-                return
-            id = row[0]
-            kept = f"SELECT 1 FROM responses AS r WHERE tenant = ? AND id = ? AND hidden AND NOT EXISTS ({_CHILD})"
-            if database.execute(kept, (tenant, id)).fetchone() is None:
-                return
 
     def _make_room(self, database: sqlite3.Connection, newest: str) -> None:
         """Remove the least recently used responses and conversations of the tenant with the most, so that none
@@ -431,17 +329,14 @@ class SqliteResponseStore:
         limits = self._settings
         while self.entries > limits.responses_max_entries or self._bytes > limits.responses_max_bytes:
             size = "entries" if self.entries > limits.responses_max_entries else "bytes"
-            tenants = database.execute(
-                f"SELECT tenant FROM ({_HELD}) GROUP BY tenant ORDER BY sum({size}) DESC, min(used_ns)"
-            ).fetchall()
-            for (tenant,) in tenants:
-                row = database.execute(_LEAST_USED, (tenant, newest)).fetchone()
-                if row is not None:
-                    id, _, is_conversation = row
+            for tenant in response_tables.tenants_by(database, size):
+                found = response_tables.least_used(database, tenant, newest)
+                if found is not None:
+                    id, is_conversation = found
                     if is_conversation:
                         conversation_tables.delete(database, tenant, id)
                     else:
-                        self._remove(database, tenant, id)
+                        response_tables.remove(database, tenant, id)
                     self.evicted += 1
                     self._count(database)
                     break
@@ -449,14 +344,13 @@ class SqliteResponseStore:
                 return
 
     def _count(self, database: sqlite3.Connection) -> None:
-        sums = f"SELECT coalesce(sum(entries), 0), coalesce(sum(bytes), 0) FROM ({_HELD})"
-        self.entries, self._bytes = database.execute(sums).fetchone()
+        self.entries, self._bytes = response_tables.sums(database)
 
     def _connected(self) -> Database:
         self._database = in_place(self._database)
         if self._database is None:
             self._leave()
-            self._database = open_own(self._file, _prepare, locked_s=LOCKED_S, hint=HINT)
+            self._database = open_own(self._file, response_tables.prepare, locked_s=LOCKED_S, hint=HINT)
         return self._database
 
     def _disconnect(self) -> None:
@@ -469,25 +363,3 @@ class SqliteResponseStore:
         if self._owner is not None:
             self._owner.close()
             self._owner = None
-
-
-def _unpacked(state: bytes) -> StoredResponse:
-    return _decode(zlib.decompress(state))
-
-
-def _without_events(stored: StoredResponse) -> StoredResponse:
-    """Return what those need that continue a response."""
-    return msgspec.structs.replace(stored, events=b"", record=b"")
-
-
-def _prepare(database: sqlite3.Connection) -> None:
-    check_whole(database)
-    version = table_version(database, VERSION)
-    is_empty = not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    if not is_empty and version not in (VERSION, WITHOUT_CONVERSATIONS):
-        raise sqlite3.DatabaseError(f"it is of version {version}, not {VERSION}")
-    database.execute("PRAGMA journal_mode = WAL")
-    if is_empty:
-        database.executescript(_SCHEMA)
-    elif version == WITHOUT_CONVERSATIONS:
-        database.executescript(_MORE_SCHEMA)
