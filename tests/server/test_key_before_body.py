@@ -145,3 +145,19 @@ def test_bodies_of_strangers_take_no_memory(locked: RunningServer) -> None:
         for connection in connections:
             connection.shutdown(socket.SHUT_RDWR)
             connection.close()
+
+
+def test_who_leaves_with_a_refusal_in_place_of_sending_the_body_is_logged_as_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "dragoman.access")
+    lingering = msgspec.structs.replace(PATIENT, linger_s=60.0)
+
+    def statuses() -> list[int]:
+        lines = [record.fields for record in caplog.records if record.name == "dragoman.access"]  # type: ignore[attr-defined]
+        return [line["status"] for line in lines if line["id"] == "left"]
+
+    with running_server(lingering, keys=Keyring([hashed(KEY, "ann")])) as server:
+        assert status_of(first_answer(server, head_of("/v1/chat/completions", "x-request-id: left"))) == 401
+        until(lambda: bool(statuses()))
+    assert statuses() == [401]

@@ -302,7 +302,8 @@ class Exchange(ScopeReader):
             return
         # The client has its answer, but may read it only when it has sent its whole request.
         await self._write(body, True)
-        with contextlib.suppress(TimeoutError):
+        # Who leaves without sending the rest was answered all the same.
+        with contextlib.suppress(TimeoutError, asyncio.CancelledError):
             async with asyncio.timeout(self._limits.linger_s):
                 await self._body_complete.wait()
         await self._write(b"", False)
