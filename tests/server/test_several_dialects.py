@@ -137,7 +137,21 @@ async def test_an_address_without_v1_is_answered_with_the_one_that_has_it(
         ("//v1/chat/completions", "/v1/chat/completions", "there is a slash too many"),
         ("/v1/completions/", "/v1/completions", "there is a slash too many"),
         ("/v1/v1/messages", "/v1/messages", "Anthropic's clients add /v1 themselves, to a base address without a path"),
-        ("/messages", "/v1/messages", "Anthropic's clients add /v1 themselves, to a base address without a path"),
+        (
+            "/messages",
+            "/v1/messages",
+            "the base address of a client that does not add /v1 by itself ends in /v1",
+        ),
+        (
+            "/anthropic/messages",
+            "/anthropic/v1/messages",
+            "the base address of a client that does not add /v1 by itself ends in /anthropic/v1",
+        ),
+        (
+            "/ollama/chat",
+            "/ollama/api/chat",
+            "the base address of a client that does not add /api by itself ends in /ollama/api",
+        ),
         (
             "/anthropic/v1/v1/messages",
             "/anthropic/v1/messages",

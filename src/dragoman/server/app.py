@@ -285,8 +285,10 @@ def _mistaken_paths(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> dic
             begun = path.removeprefix(prefix)
             ends = f"that ends in {prefix}" if prefix else "without a path"
             why = f"{dialect.title}'s clients add {own} themselves, to a base address {ends}"
-            for mistaken in (begun.removeprefix(own), own + begun, V1 + begun):
+            for mistaken in (own + begun, V1 + begun):
                 found.setdefault(prefix + mistaken, (path, why))
+            lacks = f"the base address of a client that does not add {own} by itself ends in {prefix}{own}"
+            found.setdefault(prefix + begun.removeprefix(own), (path, lacks))
             continue
         base, v1, rest = path.partition(f"{V1}/")
         if v1:
