@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dragoman.cluster.running import KEY, NOTICES, Arrivals, Changed, RunningRequest
@@ -10,7 +12,7 @@ from dragoman.dialects.anthropic.render import PING
 from dragoman.dialects.openai.responses.events import EventWriter
 from dragoman.dialects.openai.responses.response import Head
 from dragoman.dialects.tools import PLAIN
-from dragoman.server.relay import ENTROPY
+from dragoman.server.relay import ENTROPY, RelayMiddleware
 
 EVENTS = [b'event: delta\ndata: {"text":": a"}\n\n', b"data: two\n\n", b"data: [DONE]\n\n"]
 KEEP_ALIVE = b'event: keepalive\ndata: {"sequence_number":1}\n\n'
@@ -80,3 +82,35 @@ def test_a_key_in_quotes_is_the_same_key() -> None:
     assert bare.key == quoted.key != other.key
     entropies = [dict(each.begin(b"secret")[0])[ENTROPY] for each in (bare, quoted, other)]
     assert entropies[0] == entropies[1] != entropies[2]
+
+
+@pytest.mark.anyio
+async def test_a_replica_knows_what_the_proxy_has_told_the_ingress() -> None:
+    request = RunningRequest(
+        "GET",
+        b"/v1/models",
+        [(b"x-forwarded-prefix", b"/of-a-client"), (b"x-dragoman-relay-prefix", b"/of-a-client")],
+        b"",
+        request_id="r",
+        client="203.0.113.7 1",
+        scheme="https",
+        prefix="/llm",
+        arrivals=Arrivals(),
+    )
+    seen: dict[str, Any] = {}
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.update(scope)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b""}
+
+    async def send(message: Any) -> None:
+        pass
+
+    headers, _ = request.begin(b"secret")
+    scope = {"type": "http", "scheme": "http", "method": "GET", "path": "/v1/models", "headers": headers}
+    await RelayMiddleware(app, b"secret", dict)(scope, receive, send)
+    assert (seen["client"], seen["scheme"], seen["proxied_prefix"]) == (("203.0.113.7", 1), "https", "/llm")

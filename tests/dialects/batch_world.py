@@ -18,12 +18,15 @@ from stub_runtime import QUICK, STUB, RunningServer, running_server
 
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
+from dragoman.server.settings import NetworkSettings
 from dragoman.serving.settings import BatchSettings
 
 COMPLETIONS = "/v1/completions"
 OVER = ("completed", "failed", "expired", "cancelled")
 ANN, BOB = "key-of-ann-0123456789", "key-of-bob-0123456789"
 SETTINGS = BatchSettings(files_max_bytes=64 * 1024, files_max_total_bytes=256 * 1024, batch_parallel=4)
+PROXY = "127.0.0.2"
+"""The address of a trusted proxy."""
 LONG = 120
 """Tokens of lines that are not over at once: ``STUB`` takes 2 ms for each."""
 
@@ -32,7 +35,8 @@ LONG = 120
 def batch_server(state: Path, settings: BatchSettings = SETTINGS) -> Iterator[RunningServer]:
     keys = Keyring([hashed(ANN, "ann"), hashed(BOB, "bob")])
     stub = msgspec.structs.replace(STUB, step_s=0.002)
-    with running_server(QUICK, stub, keys=keys, batches=settings, state=state) as server:
+    network = NetworkSettings(trusted_proxy=(PROXY,))
+    with running_server(QUICK, stub, keys=keys, batches=settings, state=state, network=network) as server:
         yield server
 
 

@@ -13,7 +13,7 @@ from toy_dialect import toy
 from websockets.sync.client import connect
 
 from dragoman.core.errors import DragomanError
-from dragoman.server.proxies import MAX_FORWARDED_BYTES, MAX_HOPS, TrustedProxies
+from dragoman.server.proxies import MAX_FORWARDED_BYTES, MAX_HOPS, MAX_PREFIX, TrustedProxies
 from dragoman.server.settings import NetworkSettings
 
 PROXIES = ("10.0.0.0/8", "127.0.0.1", "2001:db8::/32")
@@ -75,6 +75,29 @@ def test_the_header_that_the_proxies_do_not_write_is_not_read() -> None:
     assert proxies.scheme([(b"forwarded", b"proto=https")]) is None
     assert proxies.scheme([(b"x-forwarded-proto", b"http, https")]) == "https"
     assert TrustedProxies((), "forwarded").scheme([(b"forwarded", b"for=a;proto=https")]) == "https"
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("/llm", "/llm"),
+        ("/llm/", "/llm"),
+        ("/a/b-c_d.e~f/%20", "/a/b-c_d.e~f/%20"),
+        ("/of-a-client, /llm", "/llm"),
+        ("/", ""),
+        ("", ""),
+        ("llm", ""),
+        ("//evil.example", ""),
+        ("/a b", ""),
+        ("/a?b", ""),
+        ("/é", ""),
+        ("/" + "a" * MAX_PREFIX, ""),
+    ],
+)
+def test_the_path_that_the_nearest_proxy_has_taken_off(value: str, found: str) -> None:
+    headers = [(b"x-forwarded-prefix", value.encode())]
+    assert TrustedProxies(PROXIES).prefix(headers) == found
+    assert TrustedProxies(PROXIES, "forwarded").prefix(headers) == ""
 
 
 def test_several_lines_are_one_list() -> None:

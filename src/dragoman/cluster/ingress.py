@@ -30,6 +30,7 @@ from dragoman.server.body import read_body
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.middleware import CROWDED, request_id_of
 from dragoman.server.relay import BODY_FRAME, CUT_FRAME, END_FRAME, HEAD_FRAME, JOURNAL_FRAME
+from dragoman.server.scope_reader import PROXIED_PREFIX
 from dragoman.serving.settings import WorkSettings
 from dragoman.serving.worker_pool import WorkerPools
 
@@ -170,6 +171,7 @@ class Ingress:
                 request_id=request_id,
                 client=f"{host} {port}" if host else "",
                 scheme=scope["scheme"],
+                prefix=scope.get(PROXIED_PREFIX, ""),
                 arrivals=self._arrivals,
             )
             async with _until_gone(receive):

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from dragoman.dialects.api import IDEMPOTENCY_KEY
-from dragoman.server.relay import CLIENT, ENTROPY, INTERNAL, JOURNAL, METHOD, NOW, SCHEME, SECRET
+from dragoman.server.relay import CLIENT, ENTROPY, INTERNAL, JOURNAL, METHOD, NOW, PREFIX, SCHEME, SECRET
 
 MOST_JOURNAL = 64 * 1024 * 1024
 """Bytes of one request's journal. Tokens take some 40 each; with twenty alternatives, 600."""
@@ -77,6 +77,7 @@ class RunningRequest:
         request_id: str,
         client: str,
         scheme: str,
+        prefix: str = "",
         arrivals: Arrivals,
     ) -> None:
         self.method, self.target, self.body = "GET" if method == "HEAD" else method, target, body
@@ -94,6 +95,7 @@ class RunningRequest:
             (NOW, now),
             (CLIENT, client.encode("latin-1")),
             (SCHEME, scheme.encode("latin-1")),
+            (PREFIX, prefix.encode("latin-1")),
             (METHOD, method.encode("latin-1")),
         ]
         self._journal = bytearray()

@@ -46,7 +46,7 @@ class RequestContext(Protocol):
         started: whether the answer has begun: its status is sent.
         explains: the request is only explained (``dry_run``): nothing is counted, written or remembered for it.
         is_strict: the server refuses requests with fields that it does not know.
-        origin: scheme, host and port under which the client reached the server.
+        base_url: scheme, host and port under which the client reached the server, and the path that a proxy took off.
         elapsed_s: seconds since the request arrived.
         not_ready: why requests cannot be served now; empty when they can.
     """
@@ -71,7 +71,7 @@ class RequestContext(Protocol):
     def elapsed_s(self) -> float: ...
 
     @property
-    def origin(self) -> str: ...
+    def base_url(self) -> str: ...
 
     @property
     def not_ready(self) -> str: ...

@@ -163,7 +163,7 @@ class DryContext:
         return 0.0  # limits of time are explained as at the arrival of a request
 
     @property
-    def origin(self) -> str:
+    def base_url(self) -> str:
         return f"http://{self.headers.get('host', 'localhost')}"
 
     @property

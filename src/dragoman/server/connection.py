@@ -29,6 +29,7 @@ from dragoman.server.parsing import (
     ReadingOnDemand,
 )
 from dragoman.server.refusal import note_refusal, other_protocol, refusal_bytes
+from dragoman.server.scope_reader import PROXIED_PREFIX
 from dragoman.server.sockets import CLIENT, LEFT
 from dragoman.server.upgrade import UpgradeIgnoringParser
 from dragoman.server.write_buffer import BufferedTransport
@@ -407,9 +408,8 @@ class Connection(HttpToolsProtocol):
     def _name_client(self, cycle: RequestResponseCycle) -> DragomanError | None:
         """Put the client that the proxy names into the request; return why it is refused, empty if it is not."""
         client, scheme = self._forwarded_client()
-        self.scope["client"] = client
-        if scheme is not None:
-            self.scope["scheme"] = scheme
+        self.scope["client"], self.scope["scheme"] = client, scheme or self.scope["scheme"]
+        self.scope[PROXIED_PREFIX] = self.context.proxies.prefix(self.headers)  # type: ignore[literal-required]
         return self._count_client(cycle, client[0])
 
     def _forwarded_client(self) -> tuple[tuple[str, int], str | None]:

@@ -15,12 +15,15 @@ UNIX = "unix"
 MAX_HOPS = 64
 """Entries that are read, from the nearest proxy on. ``Forwarded`` may have no more."""
 
+MAX_PREFIX = 256
+
 MAX_FORWARDED_BYTES = 8192
 """The most bytes of a ``Forwarded`` header. One of 64 KB, which a client can send, takes 40 ms to parse."""
 
 ForwardedHeader = Literal["x-forwarded-for", "forwarded"]
 
 _PAIR = rb'[!#$%&\'*+.^_`|~\w-]+=(?:"(?:[^"\\]|\\.)*"|[^;,\s"]+)'
+_PREFIX = re.compile(rb"(?:/[\w.~%-]+)+", re.ASCII)
 _ELEMENT = re.compile(rb"\s*(" + _PAIR + rb"(?:\s*;\s*" + _PAIR + rb")*)\s*(?:,|$)", re.ASCII)
 _PARAMETER = re.compile(rb'([^;=\s]+)=("(?:[^"\\]|\\.)*"|[^;"\s]+)')
 
@@ -82,6 +85,15 @@ class TrustedProxies:
             found = _listed(b",".join(value for name, value in headers if name == b"x-forwarded-proto"))
         scheme = found[-1].lower() if found else ""
         return scheme if scheme in ("http", "https") else None
+
+    def prefix(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
+        """Return the path that the nearest proxy has taken off the client's, without a slash at its end; empty where
+        the header does not say. There is none that goes with ``Forwarded``."""
+        if self._header == b"forwarded":
+            return ""
+        found = b",".join(value for name, value in headers if name == b"x-forwarded-prefix")
+        prefix = found.rpartition(b",")[2].strip().rstrip(b"/")
+        return prefix.decode("ascii") if len(prefix) <= MAX_PREFIX and _PREFIX.fullmatch(prefix) else ""
 
 
 def _listed(value: bytes) -> list[str]:

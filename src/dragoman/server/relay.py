@@ -24,6 +24,7 @@ from dragoman.core.journal import Journal, current_journal
 from dragoman.core.regular_file import require_regular
 from dragoman.server.exchange import ABORT, BODY, CUT
 from dragoman.server.middleware import ARRIVED_WITH
+from dragoman.server.scope_reader import PROXIED_PREFIX
 from dragoman.serving.runtime import Runtime
 
 SECRET = b"x-dragoman-relay"
@@ -35,6 +36,7 @@ NOW = b"x-dragoman-relay-now"
 CLIENT = b"x-dragoman-relay-client"
 """The client's address and port, with a blank between."""
 SCHEME = b"x-dragoman-relay-scheme"
+PREFIX = b"x-dragoman-relay-prefix"
 METHOD = b"x-dragoman-relay-method"
 """The client's method. It is HEAD where the ingress asks with GET: an answer to HEAD could carry no frames."""
 JOURNAL = b"x-dragoman-relay-journal"
@@ -114,6 +116,7 @@ class RelayMiddleware:
         scope[ARRIVED_WITH] = entropy
         scope["client"] = (client, int(port) if port.isdigit() else 0) if client else None
         scope["scheme"] = headers.get(SCHEME, scope["scheme"].encode()).decode("latin-1")
+        scope[PROXIED_PREFIX] = headers.get(PREFIX, b"").decode("latin-1")
         request = entropy.draw_named("request", 16)
         if scope["type"] == "websocket":
             await self._run(Journal(request=request), scope, receive, send)

@@ -18,6 +18,10 @@ ACCEPTED_CALLER = "accepted_caller"
 """In a scope that the server itself has made: who its request is of, without a key in it."""
 
 
+PROXIED_PREFIX = "proxied_prefix"
+"""In ``scope``: the path that a trusted proxy has taken off the client's."""
+
+
 class ScopeReader:
     """The attributes of a request or a WebSocket that its ASGI scope holds. ``not_ready``: why it cannot be served now,
     empty if it can."""
@@ -26,6 +30,7 @@ class ScopeReader:
         self.request_id: str = scope["request_id"]
         self.path: str = scope["path"]
         self.scheme: str = scope.get("scheme", "http")
+        self._prefix: str = scope.get(PROXIED_PREFIX, "")
         self.client: str = (scope.get("client") or ("",))[0]
         self.headers: Mapping[str, str] = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
@@ -39,8 +44,8 @@ class ScopeReader:
         return QueryParams(self._query_string)
 
     @property
-    def origin(self) -> str:
-        return f"{self.scheme}://{self.headers.get('host', 'localhost')}"
+    def base_url(self) -> str:
+        return f"{self.scheme}://{self.headers.get('host', 'localhost')}{self._prefix}"
 
     @property
     def not_ready(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from batch_world import ANN, BOB, LONG, batch_server, client_of, held
+from batch_world import ANN, BOB, LONG, PROXY, batch_server, client_of, held
 from stub_runtime import LocalServer, RunningServer
 
 from dragoman.dialects.anthropic import batches
@@ -92,6 +92,12 @@ def test_a_batch_is_as_the_contract_words_it(server: RunningServer, ann: httpx.C
     assert batch["results_url"] == f"{server.url}{PATH}/{batch['id']}/results"
     prefixed = ann.get(f"/anthropic{PATH}/{batch['id']}").json()
     assert prefixed["results_url"] == f"{server.url}/anthropic{PATH}/{batch['id']}/results"
+    proxied = {"x-forwarded-proto": "https", "x-forwarded-prefix": "/llm", "host": "llm.example.org"}
+    with httpx.Client(base_url=server.url, transport=httpx.HTTPTransport(local_address=PROXY)) as proxy:
+        answer = proxy.get(f"{PATH}/{batch['id']}", headers={**ann.headers, **proxied})
+    assert answer.json()["results_url"] == f"https://llm.example.org/llm{PATH}/{batch['id']}/results"
+    claimed = ann.get(f"{PATH}/{batch['id']}", headers={**proxied, "host": httpx.URL(server.url).netloc.decode()})
+    assert claimed.json()["results_url"] == batch["results_url"], "no trusted proxy says so"
     found = results(ann, batch)
     alone = ann.post("/v1/messages", json=request("a", seed=1)["params"]).json()
     assert found["a"]["type"] == "succeeded"

@@ -187,7 +187,7 @@ class BatchesApi:
         url = None
         if ended is not None and archived is None:
             prefix, path, _ = context.path.partition("/v1/messages/batches")
-            url = f"{context.origin}{prefix}{path}/{batch.id}/results"
+            url = f"{context.base_url}{prefix}{path}/{batch.id}/results"
         return {
             "id": batch.id,
             "type": "message_batch",
