@@ -43,7 +43,8 @@ class ServerSettings(ServingSettings, frozen=True, kw_only=True):
         body_timeout_s: seconds for a request's body to arrive; then status 408.
         write_timeout_s: seconds that a client may leave its answer unread before it is dropped.
         linger_s: seconds that the rest of a refused request is read, so that its sender gets to read why.
-        keep_alive_s: seconds that an idle connection stays open.
+        keep_alive_s: seconds that an idle connection stays open; longer than a proxy in front keeps its own, whose next
+            request could meet the end of the connection.
         websocket_idle_s: seconds that a WebSocket stays open over which no message goes, in either direction, while
             nothing is generated for it; long, because some clients only listen for news of models.
         keep_alive_comment_s: seconds of silence after which a stream of events gets a comment, for proxies that give up
@@ -70,7 +71,7 @@ class ServerSettings(ServingSettings, frozen=True, kw_only=True):
     body_timeout_s: Seconds = 60.0
     write_timeout_s: Seconds = 60.0
     linger_s: Seconds = 5.0
-    keep_alive_s: Seconds = 75.0
+    keep_alive_s: Seconds = 150.0
     websocket_idle_s: Seconds = 3600.0
     keep_alive_comment_s: Annotated[float, Meta(ge=0)] = 15.0
     shutdown_delay_s: Annotated[float, Meta(ge=0)] | None = None
