@@ -247,6 +247,8 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
+        ('serve --state-dir ""', "Invalid value for --state-dir: this is empty"),
+        ('plan ""', "Invalid value for MODEL: this is empty"),
         ('serve --trusted-proxy nonsense', "--trusted-proxy nonsense: not an address"),
         ('status --url http://[::1', "http://[::1 is not an address: Invalid IPv6 URL"),
         ('keys --holder a\u200b', "--holder has characters that are not printable"),
@@ -259,7 +261,8 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line() -> None:
     ],
 )  # fmt: skip
 def test_arguments_that_make_no_sense_are_told_in_one_line(line: str, said: str) -> None:
-    done = run_forked(*line.split(), environment=os.environ | {"DRAGOMAN_CONFIG": os.devnull})
+    arguments = ["" if each == '""' else each for each in line.split()]
+    done = run_forked(*arguments, environment=os.environ | {"DRAGOMAN_CONFIG": os.devnull})
     assert said in done.stdout + done.stderr
     assert "Errno" not in done.stderr
     assert "prompts are cached" not in done.stderr, "no model was loaded for that"

@@ -158,6 +158,14 @@ def test_what_is_no_model_folder_is_refused_with_its_path(tmp_path: Path) -> Non
         describe(tmp_path / "config.json")
 
 
+def test_an_empty_name_is_not_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert find_source(".").folder == Path()
+    with pytest.raises(ModelError, match="the model has no name"):
+        find_source("")
+
+
 def test_a_repository_without_its_owner_is_told_with_it() -> None:
     assert similar_names("qwen3-0.6B") == "; is Qwen/Qwen3-0.6B meant, in short qwen3:0.6b?"
     assert similar_names("qwen3:9b").startswith("; short names are qwen3:0.6b, ")

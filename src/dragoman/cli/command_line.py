@@ -43,6 +43,7 @@ NO_PROCESSES = (
 )
 NO_FILES = "too many files are open: raise the limit (ulimit -n, LimitNOFILE= of a systemd unit)"
 NO_UTF_8_TEXT = "this is not UTF-8: choose another text, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
+NO_NAME = "this is empty: name something, or leave the option out"
 NO_UTF_8 = "a path or another text is not UTF-8: choose another one, or a locale with UTF-8 (LC_ALL=C.UTF-8)"
 NO_SPACE = "there is no space left on the disk that this is written to"
 REMEDIES = {
@@ -363,8 +364,11 @@ def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any
     for option in options:
         value = given[option.name]
         texts = value if isinstance(value, tuple) else (value,)
-        if option.name not in NAMES_OF_FILES and not all(map(_is_utf_8, texts)):
-            raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
+        if option.name not in NAMES_OF_FILES:
+            if not all(map(_is_utf_8, texts)):
+                raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
+        elif "" in texts and value != option.default:  # of a shell's variable that is not set; "" is the working folder
+            raise typer.BadParameter(NO_NAME, param_hint=option.flag)
     try:
         return msgspec.convert(given, struct)
     except msgspec.ValidationError as error:

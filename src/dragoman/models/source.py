@@ -123,6 +123,8 @@ def find_source(
     """
     if source is None or source == EMBEDDED:
         return Source(EMBEDDED, embedded_path())
+    if source == "":  # as a path it would be the working folder
+        raise ModelError("the model has no name: it is empty")
     path = expand_user(source)
     if path.is_dir():
         return _find_in_folder(path, mmproj)
