@@ -71,6 +71,19 @@ def test_numbers_of_numpy_are_token_ids(llm: LLM) -> None:
     assert len(llm.generate([ids, ids], SEEDED)) == 2
 
 
+def test_numbers_and_texts_of_numpy_are_taken_everywhere(llm: LLM) -> None:
+    np = pytest.importorskip("numpy")
+    content: Any = np.array(["Hi"])[0]
+    (answer,) = llm.chat([{"role": "user", "content": content}], SEEDED)
+    (expected,) = llm.chat([{"role": "user", "content": "Hi"}], SEEDED)
+    assert answer.text == expected.text
+    assert llm.score("Once", top_logprobs=np.int64(2)) == llm.score("Once", top_logprobs=2)
+    with LLM(threads=np.int64(1), max_context=np.int64(512)) as own:
+        assert own.card.context_tokens == 512
+    with pytest.raises(InvalidParams, match="'sampling_params' are SamplingParams"):
+        llm.generate("Once", {"max_tokens": 3})  # type: ignore[arg-type]
+
+
 def test_a_gap_is_filled_where_the_model_can(llm: LLM) -> None:
     if llm.card.has_fill_tokens:
         assert llm.generate(FillPrompt(prefix="a", suffix="b"), SEEDED)[0].text

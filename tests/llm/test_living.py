@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import gc
+import pickle
 import re
 import signal
 import subprocess
@@ -296,6 +298,13 @@ def test_a_model_that_cannot_be_loaded_says_why_and_leaves_nothing(
         LLM(**options)
     wait_until(lambda: len(engines()) <= before)  # one of another test may end meanwhile
     wait_until(lambda: threading.active_count() <= threads + 1)  # one that starts child processes is kept
+
+
+def test_a_model_goes_to_no_other_process(llm: LLM) -> None:
+    """As ``multiprocessing`` would send it."""
+    for copying in (pickle.dumps, copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="an LLM cannot be copied, nor sent to another process: open one there"):
+            copying(llm)
 
 
 def test_a_model_starts_in_a_program_without_standard_files(tmp_path: Path) -> None:

@@ -269,6 +269,14 @@ def test_types_of_other_packages_are_named_as_they_are() -> None:
         SamplingParams(stop_token_ids=deque([1]))  # type: ignore[arg-type]
 
 
+def test_none_is_nothing_where_there_may_be_several() -> None:
+    """As in vLLM: ``stop=None``."""
+    names = ("stop", "stop_token_ids", "bad_words", "bad_word_token_ids", "logit_bias", "forced_output_tokens")
+    assert SamplingParams(**dict.fromkeys(names)) == SamplingParams()  # type: ignore[arg-type]
+    with pytest.raises(InvalidParams, match="'n' is None"):
+        SamplingParams(n=None)  # type: ignore[arg-type]
+
+
 def test_numbers_of_numpy_are_numbers() -> None:
     given: Any = {
         "temperature": np.float32(0.5),

@@ -36,7 +36,7 @@ from dragoman.llm.prompts import (
     token_ids,
 )
 from dragoman.llm.running import check_placement, close_forgotten, start_model
-from dragoman.llm.sampling_params import MAX_TOP, InvalidParams, SamplingParams
+from dragoman.llm.sampling_params import MAX_TOP, InvalidParams, SamplingParams, plain
 from dragoman.models.topology import place
 
 T = TypeVar("T")
@@ -94,6 +94,7 @@ class LLM:
 
         Raises ModelError for a model that cannot be loaded, InvalidParams for options that cannot be.
         """
+        threads = plain(threads)
         check_placement(threads, cpus)
         self._running = start_model(model, place(threads, cpus), chat_template, adapters or {}, options)
         self.card: ModelCard = self._running.model.card
@@ -255,6 +256,9 @@ class LLM:
         """Close as ``close`` does, for asyncio."""
         await asyncio.to_thread(self.close)
 
+    def __reduce__(self) -> str:
+        raise TypeError("an LLM cannot be copied, nor sent to another process: open one there")
+
     def __enter__(self) -> Self:
         return self
 
@@ -353,6 +357,7 @@ class LLM:
             if len(before) != len(listed):
                 message = f"'prompts' are {len(before)} for {len(listed)} texts: give one for all, or one for each."
                 raise InvalidParams(message, param="prompts")
+        top_logprobs = plain(top_logprobs)
         if type(top_logprobs) is not int or not 0 <= top_logprobs <= MAX_TOP:
             raise InvalidParams(f"'top_logprobs' is from 0 to {MAX_TOP}, not {top_logprobs!r}.", param="top_logprobs")
         return [

@@ -69,8 +69,8 @@ def listed_params(given: SamplingParams | Sequence[SamplingParams] | None, count
     """Return the parameters of each of ``count`` prompts. Raises InvalidParams."""
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
-    params = _listed(given, "sampling_params")
-    if any(not isinstance(each, SamplingParams) for each in params):
+    params = [] if isinstance(given, Mapping) else _listed(given, "sampling_params")
+    if isinstance(given, Mapping) or any(not isinstance(each, SamplingParams) for each in params):
         raise InvalidParams(
             "'sampling_params' are SamplingParams, or one of them for each prompt.", param="sampling_params"
         )
@@ -123,7 +123,8 @@ def checked_chat(messages: Sequence[Message], options: ChatOptions, params: Samp
     for name in options.keys() - ChatOptions.__annotations__.keys():
         raise TypeError(f"{name!r} is no option of a chat; there are {', '.join(ChatOptions.__annotations__)}")
     try:
-        body = msgspec.json.decode(msgspec.json.encode({"messages": with_urls(messages), **options}))
+        given = {"messages": with_urls(messages), **options}
+        body = msgspec.json.decode(msgspec.json.encode(given, enc_hook=_json_value))
     except (TypeError, UnicodeEncodeError, RecursionError) as error:
         raise InvalidParams(f"Messages and tools are made of what JSON knows: {error}.", param="messages") from None
     reading = _chat_table().read(body, strict=True)
@@ -148,6 +149,15 @@ def checked_chat(messages: Sequence[Message], options: ChatOptions, params: Samp
         template_kwargs=values["chat_template_kwargs"] or {},
     )
     return Chat(prompt=prompt, plan=plan)
+
+
+def _json_value(value: Any) -> Any:
+    """Return texts and numbers of other kinds, as NumPy has them, as Python's. Raises TypeError for anything else."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"there is {_shown(value)}")
 
 
 @functools.cache

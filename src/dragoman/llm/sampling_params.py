@@ -340,19 +340,25 @@ def _types(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
 
 @functools.cache
 def _defaults(struct: type[msgspec.Struct]) -> Mapping[str, Any]:
-    return {field.name: field.default for field in msgspec.structs.fields(struct)}
+    return {
+        field.name: field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+        for field in msgspec.structs.fields(struct)
+    }
 
 
 def check_fields(params: msgspec.Struct) -> None:
-    """Check each field against its type, which msgspec does only when it decodes. Lists become tuples, and NumPy's
-    scalars Python's numbers."""
+    """Check each field against its type, which msgspec does only when it decodes. Lists become tuples, NumPy's scalars
+    Python's numbers, and None nothing where there may be several."""
     defaults = _defaults(type(params))
     for name, wanted in _types(type(params)).items():
         value = getattr(params, name)
         if value is defaults[name]:
             continue
+        if value is None and isinstance(defaults[name], tuple | dict):  # as in vLLM
+            msgspec.structs.force_setattr(params, name, defaults[name])
+            continue
         try:
-            checked = msgspec.convert(value if wanted is Any else _plain(value), wanted)
+            checked = msgspec.convert(value if wanted is Any else plain(value), wanted)
         except (msgspec.ValidationError, OverflowError) as error:
             if isinstance(error.__cause__, InvalidParams):
                 raise error.__cause__ from None
@@ -365,12 +371,12 @@ def check_fields(params: msgspec.Struct) -> None:
         msgspec.structs.force_setattr(params, name, checked)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return the scalars and arrays of NumPy, PyTorch and the like in a value as Python's numbers and lists."""
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, dict):
-        return {_plain_number(key): _plain(each) for key, each in value.items()}
+        return {_plain_number(key): plain(each) for key, each in value.items()}
     return _plain_number(value)
 
 
