@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from dragoman.cluster.replica_state import NOT_ADMITTED, Replica
 from dragoman.cluster.routing import ReplicaChoice
 
 LOST_S = 1.0
-"""Seconds by which a state has to be newer than a replica's loss to count: clocks of machines differ."""
+"""Seconds by which a state has to be newer than a replica's loss to end it at once: clocks of machines differ."""
+
+RETRY_S = 10.0
+"""Seconds after which a lost replica is tried again. A replica whose state does not change says nothing more, and one
+whose clock is behind seems to have said it before its loss."""
+
+
+class _Loss(NamedTuple):
+    """``at``: by the system's clock, as in states. ``until``: when it is tried again, on a clock that never steps."""
+
+    at: float
+    until: float
+    reason: str
 
 
 class RoutedReplicas:
@@ -20,8 +32,9 @@ class RoutedReplicas:
     def __init__(self) -> None:
         self.choice = ReplicaChoice()
         self._replicas: dict[str, Replica] = {}
-        self._reasons: dict[str, str] = {}
-        self._lost_at: dict[str, float] = {}
+        self._stated: dict[str, str] = {}
+        """Why each is not ready, as its newest state says; empty when it is."""
+        self._lost: dict[str, _Loss] = {}
         self._seen_at: dict[str, float] = {}
         self._admits: Callable[[str], bool] = lambda name: True
 
@@ -35,26 +48,32 @@ class RoutedReplicas:
                 self._take(name, each.routing_stats)
         for name in self._replicas.keys() - found.keys():
             self.choice.forget(name)
-            self._reasons.pop(name, None)
-            self._lost_at.pop(name, None)
+            for by_name in (self._stated, self._lost, self._seen_at):
+                by_name.pop(name, None)
         self._replicas = found
 
     def _take(self, name: str, state: Mapping[str, Any]) -> None:
         at = state.get("at")
         if not isinstance(at, float) or at == self._seen_at.get(name):
-            self._reasons.setdefault(name, "")
+            self._stated.setdefault(name, "")
             return
         self._seen_at[name] = at
-        if at < self._lost_at.get(name, 0.0) + LOST_S:
-            return
-        self._lost_at.pop(name, None)
-        self._reasons[name] = "" if state.get("ready") is True else str(state.get("reason", "it is not ready"))
+        self._stated[name] = "" if state.get("ready") is True else str(state.get("reason", "it is not ready"))
+        loss = self._lost.get(name)
+        if loss is not None and at >= loss.at + LOST_S:
+            del self._lost[name]
         self.choice.report(name, state)
 
     def lose(self, replica: Replica, reason: str) -> None:
-        """Send no requests to a replica until it says that it is well, later than now."""
-        self._lost_at[replica.name] = time.time()
-        self._reasons[replica.name] = reason
+        """Send no requests to a replica until it says that it is well, later than now, or for ``RETRY_S``."""
+        self._lost[replica.name] = _Loss(time.time(), time.monotonic() + RETRY_S, reason)
+
+    def _reason(self, name: str) -> str:
+        """Return why a replica gets no requests; empty when it does."""
+        loss = self._lost.get(name)
+        if loss is not None and time.monotonic() < loss.until:
+            return loss.reason
+        return self._stated.get(name, "")
 
     def admit_by(self, admits: Callable[[str], bool]) -> None:
         """Give requests only to replicas whose name this admits."""
@@ -62,7 +81,7 @@ class RoutedReplicas:
 
     @property
     def ready(self) -> list[str]:
-        return [name for name in self._replicas if not self._reasons.get(name) and self._admits(name)]
+        return [name for name in self._replicas if not self._reason(name) and self._admits(name)]
 
     def all(self) -> list[Replica]:
         return list(self._replicas.values())
@@ -76,7 +95,7 @@ class RoutedReplicas:
             return ""
         if not self._replicas:
             return "there are no replicas"
-        reasons = ", ".join(f"{name}: {self._reasons.get(name) or NOT_ADMITTED}" for name in self._replicas)
+        reasons = ", ".join(f"{name}: {self._reason(name) or NOT_ADMITTED}" for name in self._replicas)
         return f"no replica of {len(self._replicas)} is ready ({reasons})"
 
 
