@@ -16,9 +16,13 @@ NOW = 1_000_000.0
 
 @asynccontextmanager
 async def opened(
-    file: Path | None = None, clock: Callable[[], float] = lambda: NOW, **limits: Any
+    file: Path | None = None,
+    clock: Callable[[], float] = lambda: NOW,
+    steady: Callable[[], float] | None = None,
+    **limits: Any,
 ) -> AsyncIterator[SqliteResponseStore]:
-    store = SqliteResponseStore(ResponseSettings(**limits), file, clock=clock)
+    """``steady``: by default, nobody sets the clock."""
+    store = SqliteResponseStore(ResponseSettings(**limits), file, clock=clock, steady=steady or clock)
     await store.open()
     try:
         yield store

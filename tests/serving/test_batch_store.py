@@ -24,6 +24,7 @@ from dragoman.core.caller import Caller
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, Overloaded
 from dragoman.serving import batch_database
 from dragoman.serving.batch_store import PIECE_BYTES, SqliteBatchStore
+from dragoman.serving.expiry_clock import ExpiryClock
 from dragoman.serving.settings import BatchSettings
 
 pytestmark = pytest.mark.anyio
@@ -210,6 +211,9 @@ async def test_a_result_counts_once_and_the_end_is_the_same_when_it_is_begun_aga
     assert await store.unfinished() == []
     assert store.gauges() == {"files_stored": 3, "batches_unfinished": 0}
     store._clock = lambda: 1061.0
+    await store.expire()
+    assert len(os.listdir(tmp_path / "files")) == 3, "the clock was set"
+    store._expiry = ExpiryClock(store._clock)
     await store.expire()
     assert os.listdir(tmp_path / "files") == [done.input_file]
     await store.close()

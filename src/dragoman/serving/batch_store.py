@@ -40,6 +40,7 @@ from dragoman.core.entropy import token_hex
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, PayloadTooLarge
 from dragoman.core.user_folders import make_private_folder
 from dragoman.serving.batch_database import LOCKED_S, BatchDatabase, Change, prepare, results
+from dragoman.serving.expiry_clock import ExpiryClock
 from dragoman.serving.settings import BatchSettings
 from dragoman.serving.sqlite_file import open_or_replace
 
@@ -62,14 +63,14 @@ OFF = BatchSettings(files_store="off")
 class SqliteBatchStore:
     """``core.batches.BatchStore``, and what the runner of batches needs.
 
-    ``folder``: the state folder. ``clock``: Unix time. ``changed``: set when there may be something to run, or to
-    cancel. ``failures``: uses of the store that failed.
+    ``folder``: the state folder. ``clock``: Unix time; what has expired is deleted by ``ExpiryClock``. ``changed``: set
+    when there may be something to run, or to cancel. ``failures``: uses of the store that failed.
     """
 
     def __init__(
         self, settings: BatchSettings = OFF, folder: Path | None = None, *, clock: Callable[[], float] = time.time
     ) -> None:
-        self.settings, self._clock = settings, clock
+        self.settings, self._clock, self._expiry = settings, clock, ExpiryClock(clock)
         self._folder = folder if settings.files_store == "disk" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-batches")
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="dragoman-files")
@@ -236,7 +237,7 @@ class SqliteBatchStore:
 
     async def expire(self) -> None:
         """Remove what has expired."""
-        gone = await self._in_database(BatchDatabase.expire, self.now)
+        gone = await self._in_database(BatchDatabase.expire, int(self._expiry.now()))
         await self._on_disk(partial(self._remove, gone))
         await self._count()
 

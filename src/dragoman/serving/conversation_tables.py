@@ -24,12 +24,24 @@ CREATE INDEX items_by_conversation ON conversation_items (tenant, conversation, 
 """
 
 
+def next_use(database: sqlite3.Connection, tenant: str) -> int:
+    """Return the number of a use that happens now: nanoseconds, and more than that of each earlier one of the tenant,
+    of responses too. A clock that was set back would make the newest the first to leave for want of room."""
+    newest = " ".join(
+        f"SELECT coalesce((SELECT max(used_ns) FROM {table} WHERE tenant = ?1), 0) AS used_ns {joint}"
+        for table, joint in (("responses", "UNION ALL"), ("conversations", ""))
+    )
+    used_ns: int = database.execute(f"SELECT max(used_ns) FROM ({newest})", (tenant,)).fetchone()[0]
+    return max(time.time_ns(), used_ns + 1)
+
+
 def keep(database: sqlite3.Connection, stored: StoredConversation, now_s: float) -> None:
     """Add a conversation, or replace its metadata."""
+    use = next_use(database, stored.tenant)
     database.execute(
         "INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?) "
         "ON CONFLICT DO UPDATE SET metadata = excluded.metadata, used_s = excluded.used_s, used_ns = excluded.used_ns",
-        (stored.tenant, stored.id, stored.created_s, now_s, time.time_ns(), len(stored.metadata), stored.metadata),
+        (stored.tenant, stored.id, stored.created_s, now_s, use, len(stored.metadata), stored.metadata),
     )
 
 
@@ -50,7 +62,7 @@ def touch(database: sqlite3.Connection, tenant: str, id: str, now_s: float) -> N
     """Note that a conversation is used."""
     database.execute(
         "UPDATE conversations SET used_s = ?, used_ns = ? WHERE tenant = ? AND id = ?",
-        (now_s, time.time_ns(), tenant, id),
+        (now_s, next_use(database, tenant), tenant, id),
     )
 
 

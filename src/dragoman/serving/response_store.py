@@ -29,6 +29,7 @@ from dragoman.core.responses import (
     StoredResponse,
 )
 from dragoman.serving import conversation_tables, response_tables
+from dragoman.serving.expiry_clock import ExpiryClock, steady_time
 from dragoman.serving.owner_lock import NOBODY, OwnerLock
 from dragoman.serving.settings import ResponseSettings
 from dragoman.serving.sqlite_file import Database, close, in_place, open_own, transaction
@@ -48,9 +49,9 @@ IN_MEMORY = ResponseSettings(responses_store="memory")
 class SqliteResponseStore:
     """``core.responses.ResponseStore``.
 
-    ``file``: None keeps everything in memory. ``clock``: seconds since the epoch. Counts since it was opened:
-    ``expired``, ``evicted`` (for want of room), ``failures`` (the file could not be written or read); ``entries``: what
-    it holds.
+    ``file``: None keeps everything in memory. ``clock``, ``steady``: as for ``ExpiryClock``. Counts since it was
+    opened: ``expired``, ``evicted`` (for want of room), ``failures`` (the file could not be written or read);
+    ``entries``: what it holds.
     """
 
     def __init__(
@@ -59,8 +60,9 @@ class SqliteResponseStore:
         file: Path | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = steady_time,
     ) -> None:
-        self._settings, self._clock = settings, clock
+        self._settings, self._clock = settings, ExpiryClock(clock, steady)
         self._file = file if settings.responses_store == "disk" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-responses")
         self._database: Database | None = None
@@ -185,7 +187,7 @@ class SqliteResponseStore:
         database = self._connected()
         found = response_tables.find(database, tenant, id, self._oldest())
         if found is not None:
-            self._touch([(tenant, id)])
+            self._touch(tenant, [id])
         return found
 
     def _chain(self, tenant: str, id: str) -> list[StoredResponse]:
@@ -193,13 +195,13 @@ class SqliteResponseStore:
         if last is None:
             return []
         found = response_tables.chain(self._connected(), last)
-        self._touch([(tenant, each.id) for each in found])
+        self._touch(tenant, [each.id for each in found])
         return found
 
-    def _touch(self, keys: Sequence[tuple[str, str]]) -> None:
+    def _touch(self, tenant: str, ids: Sequence[str]) -> None:
         # A file that cannot be written can still be read.
         with contextlib.suppress(sqlite3.OperationalError), transaction(self._connected()) as database:
-            response_tables.touch(database, keys)
+            response_tables.touch(database, tenant, ids)
 
     def _keep(self, stored: StoredResponse, said: Sequence[tuple[str, bytes]]) -> bool:
         state, database = response_tables.packed(stored), self._connected()
@@ -219,7 +221,8 @@ class SqliteResponseStore:
                 return False
             if said and response_tables.is_running(database, stored.tenant, stored.id) is False:
                 said = ()  # another server has finished it, and added what it says
-            values = (stored.tenant, stored.id, stored.previous, stored.created_s, time.time_ns(), len(state))
+            use = conversation_tables.next_use(database, stored.tenant)
+            values = (stored.tenant, stored.id, stored.previous, self._clock.stamp(), use, len(state))
             database.execute(
                 "INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, 0, ?)",
                 (*values, self._number() if stored.is_running else 0, state),
@@ -228,7 +231,7 @@ class SqliteResponseStore:
                 database.execute("DELETE FROM journals WHERE id = ?", (stored.id,))
             if said:
                 conversation_tables.add(database, stored.tenant, stored.conversation, said)
-                conversation_tables.touch(database, stored.tenant, stored.conversation, self._clock())
+                conversation_tables.touch(database, stored.tenant, stored.conversation, self._clock.stamp())
             self._forget_old(database)  # what this one continues stays for it
             self._count(database)
             self._make_room(database, stored.id)
@@ -283,7 +286,7 @@ class SqliteResponseStore:
     def _keep_conversation(self, stored: StoredConversation) -> bool:
         with transaction(self._connected()) as database:
             self._forget_old(database)
-            conversation_tables.keep(database, stored, self._clock())
+            conversation_tables.keep(database, stored, self._clock.stamp())
             self._count(database)
             self._make_room(database, stored.id)
         return True
@@ -293,7 +296,7 @@ class SqliteResponseStore:
         found = conversation_tables.find(database, tenant, id, self._oldest())
         if found is not None:
             with contextlib.suppress(sqlite3.OperationalError), transaction(database):
-                conversation_tables.touch(database, tenant, id, self._clock())
+                conversation_tables.touch(database, tenant, id, self._clock.stamp())
         return found
 
     def _items(self, tenant: str, id: str, until: int | None) -> list[NumberedItem]:
@@ -303,7 +306,7 @@ class SqliteResponseStore:
         """Return what a change of a conversation returns, in a transaction of its own."""
         with transaction(self._connected()) as database:
             is_changed = change(database, tenant, id, *arguments)
-            conversation_tables.touch(database, tenant, id, self._clock())
+            conversation_tables.touch(database, tenant, id, self._clock.stamp())
             self._count(database)
             self._make_room(database, id)
             return is_changed
@@ -312,7 +315,7 @@ class SqliteResponseStore:
 
     def _oldest(self) -> float:
         """Return the time at which responses that expire now were made."""
-        return self._clock() - self._settings.responses_ttl_s
+        return self._clock.now() - self._settings.responses_ttl_s
 
     def _forget_old(self, database: sqlite3.Connection) -> None:
         rows = database.execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import time
 import zlib
 from collections.abc import Sequence
 
@@ -116,10 +115,10 @@ def chain(database: sqlite3.Connection, last: StoredResponse) -> list[StoredResp
     return found[::-1]
 
 
-def touch(database: sqlite3.Connection, keys: Sequence[tuple[str, str]]) -> None:
-    """Note that responses are used, by tenant and id."""
-    now = time.time_ns()
-    rows = [(now, *key) for key in keys]
+def touch(database: sqlite3.Connection, tenant: str, ids: Sequence[str]) -> None:
+    """Note that responses of a tenant are used."""
+    use = conversation_tables.next_use(database, tenant)
+    rows = [(use, tenant, id) for id in ids]
     database.executemany("UPDATE responses SET used_ns = ? WHERE tenant = ? AND id = ?", rows)
 
 

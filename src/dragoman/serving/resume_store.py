@@ -248,7 +248,7 @@ class SqliteResumeStore:
         with contextlib.suppress(sqlite3.OperationalError), transaction(self._connected()) as database:
             self._forget_old(database)
             if found is not None:
-                database.execute("UPDATE generations SET used_ns = ? WHERE key = ?", (self._now_ns(), name))
+                database.execute("UPDATE generations SET used_ns = ? WHERE key = ?", (self._next_use(database), name))
             elif row is not None:
                 database.execute("DELETE FROM generations WHERE key = ?", (name,))
             self._count(database)
@@ -258,8 +258,11 @@ class SqliteResumeStore:
         """Return the time at which generations that expire now were saved."""
         return self._clock() - self._settings.continue_ttl_s
 
-    def _now_ns(self) -> int:
-        return int(self._clock() * 1e9)
+    def _next_use(self, database: sqlite3.Connection) -> int:
+        """Return the number of a use that happens now: nanoseconds, and more than that of each earlier one. A clock
+        that was set back before the start would make the newest the first to leave for want of room."""
+        used_ns: int = database.execute("SELECT coalesce(max(used_ns), 0) FROM generations").fetchone()[0]
+        return max(int(self._clock() * 1e9), used_ns + 1)
 
     def _save(self, name: bytes, tenant: str, row: _Row) -> None:
         state = _encode(row)
@@ -268,7 +271,7 @@ class SqliteResumeStore:
         with transaction(self._connected()) as database:
             self._forget_old(database)
             tokens = sum(len(each.prompt) + len(each.output) for each in row.sequences or ())
-            values = (name, self._clock(), self._now_ns(), len(state), tokens, state, tenant)
+            values = (name, self._clock(), self._next_use(database), len(state), tokens, state, tenant)
             database.execute("INSERT OR REPLACE INTO generations VALUES (?, ?, ?, ?, ?, ?, ?)", values)
             self._count(database)
             self._make_room(database)
