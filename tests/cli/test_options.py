@@ -147,6 +147,25 @@ def test_unknown_key_of_the_file_is_refused_by_name(kitchen) -> None:
     assert "litre is not an option; is litres meant?" in boil(kitchen, code=2)
 
 
+def test_a_table_of_the_file_is_refused_with_what_it_has_in_its_place(kitchen) -> None:
+    Path("dragoman.toml").write_text("[boil]\nlitres = 3\n")
+    assert "[boil]: there are no tables, all options stand at the top" in boil(kitchen, code=2)
+
+
+def test_a_mark_at_the_beginning_of_the_file_means_nothing(kitchen) -> None:
+    """Editors on Windows write it."""
+    Path("dragoman.toml").write_bytes(b"\xef\xbb\xbflitres = 3\r\n")
+    assert boil(kitchen).litres == 3
+
+
+@pytest.mark.parametrize("word", ["yes", "On", "true", "1"])
+def test_switches_have_the_words_of_service_managers(kitchen, word: str) -> None:
+    assert boil(kitchen, DRAGOMAN_WHISTLE="off").whistle is False
+    assert boil(kitchen, DRAGOMAN_WHISTLE="No").whistle is False
+    Path("dragoman.toml").write_text("whistle = false\n")
+    assert boil(kitchen, DRAGOMAN_WHISTLE=word).whistle is True
+
+
 def test_value_of_another_type_in_the_file_is_refused_by_name(kitchen) -> None:
     Path("dragoman.toml").write_text('litres = "three"\n')
     assert "dragoman.toml: litres: Expected `int`, got `str`" in boil(kitchen, code=2)
@@ -182,7 +201,7 @@ def test_bounds_hold_for_every_source(kitchen, source: str) -> None:
 @pytest.mark.parametrize("value", ["ten", " ", "1.5", "NaN"])
 def test_variable_of_another_type_is_refused_by_name(kitchen, value: str) -> None:
     said = boil(kitchen, code=2, DRAGOMAN_LITRES=value)
-    assert "DRAGOMAN_LITRES: Expected `int`" in said
+    assert f"DRAGOMAN_LITRES: Expected `int`, got {value!r}" in said
     assert "--config" not in said
 
 

@@ -219,6 +219,13 @@ def test_a_bad_file_leaves_the_keys_in_force_and_is_told_once(
     assert (is_known(ring, ANN), is_known(ring, BOB)) == (False, True)
 
 
+def test_a_mark_at_the_beginning_of_the_file_means_nothing(tmp_path: Path) -> None:
+    """Editors on Windows write it."""
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbf" + line_of(ANN).encode())
+    assert is_known(Keyring(file=file), ANN)
+
+
 def test_what_is_no_regular_file_is_read_once() -> None:
     """As ``--api-key-file <(...)`` has it: there is nothing to read a second time."""
     reading, writing = os.pipe()

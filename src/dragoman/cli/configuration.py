@@ -112,12 +112,14 @@ def load(path: Path | None, known: Mapping[str, Configurable]) -> ConfigurationF
             return ConfigurationFile(None, {})
     require_regular(path)
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise DragomanError(f"{path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DragomanError(f"{path}: {error}") from None
     for name, value in values.items():
+        if isinstance(value, dict):
+            raise DragomanError(f"{path}: [{name}]: there are no tables, all options stand at the top")
         if name not in known:
             raise DragomanError(f"{path}: {name} is not an option{_hint(name, known)}")
         try:
@@ -153,6 +155,10 @@ def unknown_variables(known: Mapping[str, Configurable], environment: Mapping[st
     )
 
 
+_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+"""Words for a boolean, besides ``true``, ``false``, ``1`` and ``0``."""
+
+
 def _hint(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     return f"; is {near[0]} meant?" if near else ""
@@ -166,11 +172,13 @@ def from_texts(
     for name, text in texts.items():
         option = known[name]
         several = typing.get_origin(option.annotation) is tuple
+        if bool in (option.annotation, *typing.get_args(option.annotation)):
+            text = _SWITCHES.get(text.lower(), text)
         try:
             values[name] = msgspec.convert(text.split() if several else text, option.annotation, strict=False)
         except msgspec.ValidationError as error:
             variable = option.variable if by_variable else name.upper()
-            raise DragomanError(f"{variable}: {error}, got {text!r}") from None
+            raise DragomanError(f"{variable}: {str(error).removesuffix(', got `str`')}, got {text!r}") from None
     return values
 
 

@@ -41,7 +41,7 @@ def parsed_file(options: ExplainOptions) -> dict[str, Any]:
     else:
         require_regular(options.file)
         try:
-            with Path(options.file).open(encoding="utf-8") as opened:
+            with Path(options.file).open(encoding="utf-8-sig") as opened:
                 text = opened.read(MOST_BYTES)
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or error

@@ -83,6 +83,6 @@ def structured_outputs(constraint: Constraint) -> dict[str, Any]:
 def _read(path: str) -> str:
     require_regular(path, BadRequest)
     try:
-        return Path(path).read_text("utf-8")
+        return Path(path).read_text("utf-8-sig")
     except (OSError, ValueError) as error:
         raise BadRequest(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

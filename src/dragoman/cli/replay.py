@@ -172,7 +172,7 @@ def read_prompts(path: Path) -> Iterator[TextPrompt | ChatPrompt]:
     """Yield the prompts of a file: each line a text, or JSON with ``prompt`` or ``messages``. Raises DragomanError."""
     require_regular(path)
     try:
-        with path.open(encoding="utf-8") as opened:
+        with path.open(encoding="utf-8-sig") as opened:
             text = opened.read(MOST_PROMPT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise DragomanError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None

@@ -374,7 +374,7 @@ def _read(path: Path) -> tuple[str, object]:
     try:
         with open(path, "rb") as file:
             seen = _state_of(os.fstat(file.fileno()))
-            return file.read().decode(), seen
+            return file.read().decode("utf-8-sig"), seen
     except (OSError, ValueError) as error:
         raise DragomanError(f"{path} cannot be read: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
 
