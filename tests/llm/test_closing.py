@@ -158,6 +158,14 @@ def test_a_program_that_ends_without_closing_leaves_nothing_and_says_nothing() -
     wait_until(lambda: not marked())
 
 
+def test_development_mode_has_nothing_to_warn_of() -> None:
+    """Neither in the program nor in its engine's process."""
+    code = "from dragoman import LLM\nwith LLM(max_context=512) as llm: print(len(llm.generate('Once')))"
+    environment = {**os.environ, "PYTHONDEVMODE": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 AT_THE_END = """
     import threading
     from concurrent.futures import ThreadPoolExecutor

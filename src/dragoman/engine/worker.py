@@ -227,17 +227,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="dragoman.engine")
     parser.add_argument("--fd", type=int, required=True, help="the process's end of the socket pair")
     parser.add_argument("--parent", type=int, help="the process id of the server, without which this one ends")
-    connection = socket.socket(fileno=parser.parse_args().fd)
+    descriptor = parser.parse_args().fd
     log_to_server()
-    try:
-        run(connection)
-    except (BrokenPipeError, ConnectionResetError):
-        return 0
-    except DragomanError as error:
-        return _give_up(connection, error.message)
-    except Exception as error:
-        log.exception("the engine process ends after an error")
-        return _give_up(connection, f"{type(error).__name__}: {error}")
+    with socket.socket(fileno=descriptor) as connection:
+        try:
+            run(connection)
+        except (BrokenPipeError, ConnectionResetError):
+            return 0
+        except DragomanError as error:
+            return _give_up(connection, error.message)
+        except Exception as error:
+            log.exception("the engine process ends after an error")
+            return _give_up(connection, f"{type(error).__name__}: {error}")
     return 0
 
 
