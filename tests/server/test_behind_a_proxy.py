@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -155,6 +156,10 @@ def test_the_configuration_of_the_page(
                 look_through(proxy, server, caplog)
 
 
+def access_log(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [record.fields for record in caplog.records if record.name == "dragoman.access"]  # type: ignore[attr-defined]
+
+
 def look_through(proxy: Proxy, server: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
     assert proxy.get("/livez").json() == {"status": "ok"}
     models = proxy.get("/v1/models")
@@ -176,6 +181,21 @@ def look_through(proxy: Proxy, server: RunningServer, caplog: pytest.LogCaptureF
     next(answer.iter_lines())
     answer.close()
     until(lambda: server.runtime.serving.admission.running == 0)
+    # Whether or not there is anything to write to them.
+    whole = {**body, "max_tokens": 200, "stream": False}
+    with pytest.raises(httpx.ReadTimeout):
+        proxy.client.send(proxy.request("POST", "/v1/chat/completions", json=whole, timeout=0.5))
+    until(lambda: server.runtime.serving.admission.running == 0)
+    until(lambda: access_log(caplog)[-1]["status"] == 499)
+
+    # Lines that are no events come as they are generated, too.
+    asked = {"model": models.json()["data"][0]["id"], "prompt": "hi", "options": {"num_predict": 200}}
+    answer = proxy.client.send(proxy.request("POST", "/ollama/api/generate", json=asked), stream=True)
+    assert answer.headers["content-type"] == "application/x-ndjson"
+    pieces = answer.iter_raw()
+    assert next(pieces)
+    assert server.runtime.serving.admission.running == 1
+    answer.close()
 
     # Which of the two ends first, reading the answer or sending the body, is open: each client has to get the reason.
     large = [
@@ -190,8 +210,7 @@ def look_through(proxy: Proxy, server: RunningServer, caplog: pytest.LogCaptureF
         opened.send("Once upon a time")
         assert opened.recv(timeout=60)
 
-    lines_of_log = [record.fields for record in caplog.records if record.name == "dragoman.access"]
-    assert {fields["client"].rpartition(":")[0] for fields in lines_of_log} == {CLIENT}
-    ids = {fields["id"] for fields in lines_of_log}
+    assert {fields["client"].rpartition(":")[0] for fields in access_log(caplog)} == {CLIENT}
+    ids = {fields["id"] for fields in access_log(caplog)}
     assert models.headers["x-request-id"] in ids
     assert not any(str(each).startswith("req-") for each in ids)  # the proxy's, and no other
