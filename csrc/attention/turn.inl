@@ -73,7 +73,7 @@ void turn_halves(const std::uint32_t* keys, long value_dim, std::uint32_t* value
 }
 
 // Of 8 bits each: keys [value_dim / 2][32][2] to values [16][value_dim][2]
-void turn_bytes(const std::uint32_t* keys, long value_dim, std::uint32_t* values) {
+[[maybe_unused]] void turn_bytes(const std::uint32_t* keys, long value_dim, std::uint32_t* values) {
   constexpr long tokens = kBlockTokens / 2;  // pairs of them
   TurnLanes rows[kTurn];
   for (long pair = 0; pair < value_dim / 2; pair += kTurn) {

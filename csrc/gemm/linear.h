@@ -11,8 +11,8 @@ namespace dragoman {
 enum class SourceType : std::uint8_t { float32, bfloat16, float16 };
 
 // 128 activations of one row, quantized: x ≈ scale · q. They share a scale over four groups of weights, so that the
-// product of two scales is not needed for every group of every element of y.
-struct ActGroup {
+// product of two scales is not needed for every group of every element of y. Rows of tiles are read in whole lines.
+struct alignas(64) ActGroup {
   std::int8_t q[kWeightGroups][kGroup];
   std::int32_t start[kWeightGroups];  // −bias · Σq: initial value of a group's accumulator, because weights are
                                       // unsigned
@@ -22,7 +22,7 @@ struct ActGroup {
 };
 
 // The same for weights whose scales are of 16 inputs.
-struct FineActGroup {
+struct alignas(64) FineActGroup {
   std::int8_t q[kWeightGroups][kGroup];
   std::int32_t start[2 * kWeightGroups];
   float scale;

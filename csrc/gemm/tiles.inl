@@ -6,14 +6,13 @@
 // such chains run in parallel, so a row's bits do not depend on the other rows.
 // clang-format off: the order is that of use
 #include "gemm/output.inl"
+#include "gemm/codes.inl"
 #include "gemm/activations.inl"
 #include "gemm/packing.inl"
 #include "gemm/peak.inl"
 // clang-format on
 
 namespace dragoman::DRAGOMAN_ISA {
-
-constexpr long kQuadBytes = kBlock * 4;  // of a quad of each column
 
 constexpr int kTogetherRows = kTuning.together_rows;
 constexpr int kMaxRows = 8;

@@ -17,7 +17,7 @@
 namespace dragoman::DRAGOMAN_ISA {
 
 // The layout that the numbers below assume.
-static_assert(kBlock == 32 && kGroup == 32 && kWeightGroups == 4 && sizeof(ActGroup) == 168);
+static_assert(kBlock == 32 && kGroup == 32 && kWeightGroups == 4 && sizeof(ActGroup) == 192);
 static_assert(offsetof(ActGroup, wide_start) == 160 && offsetof(ActGroup, scale) == 164);
 
 // `at` bytes after each row's current input.
@@ -101,7 +101,7 @@ static_assert(offsetof(ActGroup, wide_start) == 160 && offsetof(ActGroup, scale)
       "vcvtph2ps (%[w]), %%zmm16\n vcvtph2ps 32(%[w]), %%zmm17\n"                                         \
       line_fetch(0) /* of the scales; those of the inputs lie 164 − 4 · 32 bytes after x now */          \
       DRAGOMAN_ROWS_0_1(DRAGOMAN_FOLD_IN_MEMORY, 36) rows(DRAGOMAN_FOLD, 36)                              \
-      "add $40, %[x]\n add $64, %[w]\n dec %[acts]\n jnz 1b\n"                                            \
+      "add $64, %[x]\n add $64, %[w]\n dec %[acts]\n jnz 1b\n"                                            \
       rows(DRAGOMAN_STORE_SUMS, 0)                                                                        \
       : [w] "+&r"(w), [x] "+&r"(x), [acts] "+&r"(act_groups), [groups] "=&r"(groups), [left] "=&r"(left), \
         [fetched] "+&r"(fetched)                                                                          \
