@@ -28,11 +28,6 @@ static_assert(sizeof(TileShapes) == 64);
 // Has what was written there in memory: compilers do not know that tiles are loaded from it.
 DRAGOMAN_INLINE void written(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
-// 16 sums of a tile, and one number added to each.
-DRAGOMAN_INLINE Ints load_and_add(const std::int32_t* sums, std::int32_t number) {
-  return _mm512_add_epi32(_mm512_load_si512(sums), broadcast_int(number));
-}
-
 #if !defined(DRAGOMAN_PLAIN_TILES)
 
 #define DRAGOMAN_TILE_SHAPES(shapes) _tile_loadconfig(&(shapes))
@@ -40,8 +35,8 @@ DRAGOMAN_INLINE Ints load_and_add(const std::int32_t* sums, std::int32_t number)
 #define DRAGOMAN_TILE_ZERO(c) _tile_zero(c)
 #define DRAGOMAN_TILE_LOAD(t, from, stride) _tile_loadd(t, from, stride)
 #define DRAGOMAN_TILE_STORE(t, to, stride) _tile_stored(t, to, stride)
-// Signed bytes of A times unsigned ones of B. Sums are exact.
-#define DRAGOMAN_TILE_DOT_BYTES(c, a, b) _tile_dpbsud(c, a, b)
+// Signed bytes. Sums are exact.
+#define DRAGOMAN_TILE_DOT_BYTES(c, a, b) _tile_dpbssd(c, a, b)
 #define DRAGOMAN_TILE_DOT_BF16(c, a, b) _tile_dpbf16ps(c, a, b)
 
 #else
@@ -66,14 +61,15 @@ struct PlainTiles {
       std::memcpy(static_cast<std::uint8_t*>(to) + row * stride, data[t][row], shapes.bytes[t]);
     }
   }
-  // TDPBSUD
+  // TDPBSSD
   void dot_bytes(int c, int a, int b) {
     for (int m = 0; m < shapes.rows[c]; ++m) {
       for (int k = 0; k < shapes.bytes[a] / 4; ++k) {
         for (int n = 0; n < shapes.bytes[c] / 4; ++n) {
           std::int32_t sum;
           std::memcpy(&sum, data[c][m] + 4 * n, 4);
-          for (int i = 0; i < 4; ++i) sum += static_cast<std::int8_t>(data[a][m][4 * k + i]) * data[b][k][4 * n + i];
+          for (int i = 0; i < 4; ++i)
+            sum += static_cast<std::int8_t>(data[a][m][4 * k + i]) * static_cast<std::int8_t>(data[b][k][4 * n + i]);
           std::memcpy(data[c][m] + 4 * n, &sum, 4);
         }
       }

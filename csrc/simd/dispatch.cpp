@@ -52,10 +52,12 @@ struct Candidate {
   const char* name;
   const Kernels& (*table)();
   bool (*is_supported)();
-  // Whether it is used only where it is named; and whether nobody but tests names it.
-  bool by_name = false, for_tests = false;
+  bool for_tests = false;  // which alone name it
   // What has to be asked of the system first; whether it agrees. Null: nothing.
   bool (*request)() = nullptr;
+
+  bool is_agreed() const { return request == nullptr || request(); }
+  bool is_offered() const { return !for_tests && is_supported() && is_agreed(); }
 };
 
 #if defined(__x86_64__)
@@ -131,13 +133,12 @@ ArmFeatures arm_features() {
 // __builtin_cpu_supports checks CPUID and, for the wide registers, whether the operating system saves them (XGETBV).
 const Candidate kCandidates[] = {
 #if defined(__x86_64__)
-    {.name = "avx512", .table = avx512::table, .is_supported = has_avx512},
     {.name = "amx",
      .table = amx::table,
      .is_supported = [] { return has_avx512() && has_amx(); },
-     .by_name = true,
      .request = request_tiles},
-    {.name = "amx_plain", .table = amx_plain::table, .is_supported = has_avx512, .by_name = true, .for_tests = true},
+    {.name = "avx512", .table = avx512::table, .is_supported = has_avx512},
+    {.name = "amx_plain", .table = amx_plain::table, .is_supported = has_avx512, .for_tests = true},
     {.name = "avx2",
      .table = avx2::table,
      .is_supported =
@@ -160,7 +161,7 @@ const Kernels& choose(const std::string& name) {
       if (!candidate.is_supported()) {
         throw std::invalid_argument("this processor does not support the kernels \"" + name + "\"");
       }
-      if (candidate.request != nullptr && !candidate.request()) {
+      if (!candidate.is_agreed()) {
         throw std::invalid_argument("the system refuses this process the registers of the kernels \"" + name + "\"");
       }
       return candidate.table();
@@ -181,7 +182,7 @@ const Kernels& choose_at_load() {
     }
   }
   for (const Candidate& candidate : kCandidates) {
-    if (!candidate.by_name && candidate.is_supported()) return choose(candidate.name);
+    if (candidate.is_offered()) return choose(candidate.name);
   }
   return portable::table();
 }
@@ -202,7 +203,7 @@ const Kernels& kernels() {
 std::vector<std::string> supported_kernels() {
   std::vector<std::string> names;
   for (const Candidate& candidate : kCandidates) {
-    if (!candidate.for_tests && candidate.is_supported()) names.emplace_back(candidate.name);
+    if (candidate.is_offered()) names.emplace_back(candidate.name);
   }
   return names;
 }

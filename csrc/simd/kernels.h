@@ -31,8 +31,7 @@ struct Kernels {
 // Throws std::invalid_argument when that name is unknown or unsupported here.
 const Kernels& kernels();
 
-// Names of the tables that work on this machine: first the one that is chosen, best first but for those that are used
-// only where they are named.
+// Names of the tables that work on this machine, best first: that is chosen.
 std::vector<std::string> supported_kernels();
 
 // Makes `name` the table in use from now on. For tests; not while a kernel is running.

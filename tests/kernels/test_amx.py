@@ -1,4 +1,5 @@
-"""AMX's kernels with tiles in plain C++, which do what the manual says of the instructions (simd/amx_tiles.h)."""
+"""AMX's kernels: on a processor that has tiles, and anywhere with tiles in plain C++, which do what the manual says of the
+instructions (simd/amx_tiles.h)."""
 
 from __future__ import annotations
 
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 
 from dragoman import kernels
+from tests.kernels.test_attention import Layer
+from tests.kernels.test_block_formats import TYPES, pack, random_blocks, width
 
 PLAIN = "amx_plain"
-ROWS = (1, 2, 11, 12, 15, 16, 17, 31, 32, 33, 48, 65, 200)
+TILES = [name for name in ("amx", PLAIN) if name == PLAIN or name in kernels.instruction_sets()]
+ROWS = (1, 2, 11, 15, 16, 17, 27, 28, 31, 32, 33, 48, 65, 127, 128, 129, 200)
 
 
 def _has_tiles() -> bool:
@@ -60,39 +64,67 @@ def in_tiles(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     return total
 
 
-@pytest.mark.parametrize(("n", "k"), [(32, 128), (64, 256), (71, 160), (33, 96), (96, 1000), (8, 37)])
-def test_int8_has_the_bits_of_avx512(n, k):
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize(("n", "k"), [(32, 128), (64, 256), (71, 160), (33, 96), (96, 1000), (8, 37), (200, 2048)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"precision": "int8", "wide": True},
+        {"precision": "int8"},
+        {"precision": "int4"},
+        {"precision": "int4", "minimum": True},
+    ],
+    ids=["wide", "int8", "int4", "int4-minimum"],
+)
+def test_integers_have_the_bits_of_avx512(options, n, k, tiles):
     rng = np.random.default_rng(n)
     x = (rng.standard_normal((max(ROWS), k)) * 10 ** rng.uniform(-2, 2, (max(ROWS), 1))).astype(np.float32)
-    w = kernels.pack(rng.standard_normal((n, k)).astype(np.float32), "int8", wide=True)
+    w = kernels.pack(rng.standard_normal((n, k)).astype(np.float32), **options)
     bias = rng.standard_normal(n).astype(np.float32)
     kernels.force("avx512")
     expected, with_bias = kernels.linear(x, w), kernels.linear(x, w, bias=bias)
-    kernels.force(PLAIN)
+    kernels.force(tiles)
     for rows in ROWS:
         np.testing.assert_array_equal(kernels.linear(x[:rows], w), expected[:rows])
         np.testing.assert_array_equal(kernels.linear(x[:rows], w, bias=bias), with_bias[:rows])
 
 
+@pytest.mark.parametrize("tiles", TILES)
+@pytest.mark.parametrize("kind", TYPES)
+def test_blocks_of_gguf_have_the_bits_of_avx512(kind, tiles):
+    rng = np.random.default_rng(7)
+    for n, k in ((71, width(kind, 3)), (64, 1024)):
+        w, _ = pack(kind, random_blocks(kind, n, k))
+        x = rng.standard_normal((max(ROWS), k)).astype(np.float32)
+        kernels.force("avx512")
+        expected = kernels.linear(x, w)
+        assert np.isfinite(expected).all() and expected.any()
+        kernels.force(tiles)
+        for rows in ROWS:
+            np.testing.assert_array_equal(kernels.linear(x[:rows], w), expected[:rows])
+
+
 @pytest.mark.parametrize(("n", "k"), [(32, 32), (64, 256), (71, 100), (8, 37)])
-def test_bfloat16_adds_in_the_order_of_the_tiles(n, k):
+@pytest.mark.parametrize("tiles", TILES)
+def test_bfloat16_adds_in_the_order_of_the_tiles(n, k, tiles):
     rng = np.random.default_rng(k)
     x = rng.standard_normal((max(ROWS), k)).astype(np.float32)
     weight = rng.standard_normal((n, k)).astype(np.float32)
     w = kernels.pack(weight, "bfloat16")
     expected = in_tiles(x, weight)
-    kernels.force(PLAIN)
+    kernels.force(tiles)
     for rows in ROWS:
         np.testing.assert_array_equal(kernels.linear(x[:rows], w), expected[:rows])
     kernels.force("avx512")
     np.testing.assert_allclose(kernels.linear(x, w), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_denormals_are_zeros_in_bfloat16():
+@pytest.mark.parametrize("tiles", TILES)
+def test_denormals_are_zeros_in_bfloat16(tiles):
     """An instruction of the tiles takes and gives none; no weight or activation of a model is near one."""
     small = np.full((1, 32), 1e-39, np.float32)
     w = kernels.pack(np.full((32, 32), 1.0, np.float32), "bfloat16")
-    kernels.force(PLAIN)
+    kernels.force(tiles)
     assert not kernels.linear(small, w).any()
     assert kernels.linear(np.full((1, 32), 1e-37, np.float32), w).all()
 
@@ -114,6 +146,17 @@ def test_other_products_and_the_other_kernels_are_those_of_avx512(precision):
     np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.skipif("amx" not in TILES, reason="the processor has no tiles")
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 128])
+def test_attention_has_the_bits_of_plain_tiles(head_dim):
+    layer = Layer(4, 2, head_dim, "bfloat16", window=50)
+    results = []
+    for name in TILES:
+        kernels.force(name)
+        results.append(layer.alone(3, 170))
+    np.testing.assert_array_equal(*results)
+
+
 def run_with(name: str) -> subprocess.CompletedProcess[str]:
     code = "from dragoman import kernels; print(kernels.instruction_set(), *kernels.instruction_sets())"
     return subprocess.run(
@@ -121,10 +164,9 @@ def run_with(name: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_tiles_are_used_only_where_they_are_named():
+def test_tiles_of_the_processor_are_chosen_where_it_has_them_and_plain_ones_never():
     chosen, *offered = run_with("").stdout.split()
-    assert chosen not in ("amx", PLAIN)
-    assert offered[0] == chosen
+    assert chosen == offered[0] == ("amx" if "amx" in kernels.instruction_sets() else "avx512")
     assert PLAIN not in offered
     assert run_with(PLAIN).stdout.split()[0] == PLAIN
 

@@ -45,7 +45,7 @@ def judge(model: models.Model) -> NumpyDecoder:
         for name, value in model.weights.items()
     }
     # Of bfloat16, AVX-512 multiplies queries and weights in bfloat16 too.
-    round_query = round_to_bfloat16 if kernels.instruction_set() == "avx512" else np.asarray
+    round_query = round_to_bfloat16 if kernels.instruction_set() in ("amx", "avx512") else np.asarray
     return NumpyDecoder(
         model.config,
         weights,

@@ -167,7 +167,7 @@ def assert_logits_equal_numpy(model: QuantizedModel) -> None:
         name: value.dequantize() if isinstance(value, kernels.PackedMatrix) else np.asarray(value)
         for name, value in loaded.weights.items()
     }
-    round_query = round_to_bfloat16 if kernels.instruction_set() == "avx512" else np.asarray
+    round_query = round_to_bfloat16 if kernels.instruction_set() in ("amx", "avx512") else np.asarray
     judge = NumpyDecoder(loaded.config, weights, round_to_int8, round_to_bfloat16, round_query, rounded=True)
     errors = []
     for seed in range(12):
