@@ -27,7 +27,9 @@ BUDGET = 8 * 1024 * 1024
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(QUICK, LONG, network=NetworkSettings(max_buffered_bytes=BUDGET)) as running:
+    # What is refused here ends because the client closes it, not because the server has lingered long enough.
+    settings = msgspec.structs.replace(QUICK, linger_s=600.0)
+    with running_server(settings, LONG, network=NetworkSettings(max_buffered_bytes=BUDGET)) as running:
         yield running
 
 
@@ -166,6 +168,15 @@ def test_extensions_and_trailers_of_chunks_are_bounded(server: RunningServer, fr
     with server.connect() as connection, contextlib.suppress(ConnectionError):
         connection.sendall(head + framing)
         assert status_of(read_all(connection)) == 400
+
+
+def test_the_rest_of_what_was_refused_is_read(server: RunningServer) -> None:
+    """A client that sends all of it before it reads can do so, however much came at once when it was refused."""
+    with server.connect() as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\nx: " + b"y" * 200_000)
+        answer = read_all(connection)
+        assert status_of(answer) == 431
+        connection.sendall(b"y" * 32_000_000)
 
 
 def test_trailers_are_no_headers(server: RunningServer) -> None:

@@ -68,8 +68,7 @@ class Connection(HttpToolsProtocol):
         self.settings = self.context.settings
         self.parser: UpgradeIgnoringParser = UpgradeIgnoringParser(self, self.context.socket_paths)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
-        self._in_head = self._in_body = False
-        self._deaf = False
+        self._in_head = self._in_body = self._deaf = False
         self._fault = NOT_HTTP
         self._head_bytes = 0
         self._head_began = self.loop.time()
@@ -276,7 +275,7 @@ class Connection(HttpToolsProtocol):
             self._read_or_not()
 
     def _read_or_not(self) -> None:
-        is_paused = bool(self._unparsed) or not self._takes_more()
+        is_paused = not self._deaf and (bool(self._unparsed) or not self._takes_more())
         if is_paused != self._is_paused and not self.transport.is_closing():
             self._is_paused = is_paused
             if is_paused:
@@ -478,6 +477,7 @@ class Connection(HttpToolsProtocol):
             )
             self.transport.write(answer or refusal_bytes(self.context.render_error(error), status, request_id))
             self._deaf = True
+            self._read_or_not()  # all of it: the client may send first and read then, and its end is seen
             if self.transport.can_write_eof():
                 self.transport.write_eof()
             else:  # TLS ends connections itself
