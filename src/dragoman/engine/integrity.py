@@ -22,20 +22,20 @@ def check_integrity(scheduler: Scheduler) -> None:
         assert sequences == sorted(sequences, key=attrgetter("order")), f"{status.name} is out of order"
         assert all(s.status is status for s in sequences), f"a sequence in the {status.name} list has another status"
     assert len(scheduler.running) <= scheduler.capacity, "more sequences run than have rows"
-    for share in scheduler.waiting.shares.values():
-        assert share.running == sum(s.share is share for s in scheduler.running), f"{share.key} miscounts its running"
+    groups = scheduler.groups.values()
+    members = [s for group in groups for s in group.unfinished]
+    running_of = Counter(id(s.share) for s in scheduler.running)
+    members_of = Counter(id(s.share) for s in members)
+    shares = scheduler.waiting.shares.values()
+    for share in shares:
+        assert share.running == running_of[id(share)], f"{share.key} miscounts its running"
         assert all(s.share is share for s in share.waiting), f"{share.key} has another share's sequence"
-        members = sum(s.share is share for group in scheduler.groups.values() for s in group.unfinished)
-        assert share.unfinished == members, f"{share.key} has lost sequences"
-    shares = {id(share) for share in scheduler.waiting.shares.values()}
-    assert all(id(s.share) in shares for group in scheduler.groups.values() for s in group.unfinished), (
-        "a share is lost"
-    )
+        assert share.unfinished == members_of[id(share)], f"{share.key} has lost sequences"
+    assert members_of.keys() <= {id(share) for share in shares}, "a share is lost"
     tables = scheduler.tables
     rows = [s.row for s in scheduler.running] + tables.free_rows
     assert sorted(rows) == list(range(scheduler.capacity)), "a table row has two owners or none"
-    groups = scheduler.groups.values()
-    assert scheduler.unfinished == sum(len(group.unfinished) for group in groups), "sequences are lost"
+    assert scheduler.unfinished == len(members), "sequences are lost"
     listed = {id(s) for s in scheduler.running} | {id(s) for s in waiting}
     for group in groups:
         group.check_integrity(listed)

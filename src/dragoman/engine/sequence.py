@@ -187,16 +187,17 @@ class SequenceGroup:
 
     def check_integrity(self, listed: Collection[int]) -> None:
         """Check the group's invariants. ``listed``: the ``id`` of all sequences that run or wait."""
-        assert self.unfinished, f"{self.request_id} is finished and still registered"
-        for s in self.unfinished:
+        unfinished = self.unfinished
+        assert unfinished, f"{self.request_id} is finished and still registered"
+        is_kept_out = self.is_paused or self.is_held
+        for s in unfinished:
             is_elsewhere = s.status in (Status.PENDING, Status.PAUSED)
             assert (id(s) in listed) is not is_elsewhere, f"{self.request_id} is in the wrong list"
-            is_kept_out = self.is_paused or self.is_held
             assert is_kept_out or s.status is not Status.PAUSED, f"{self.request_id} is paused without a reason"
         if self.search is None:
-            pending = [s for s in self.unfinished if s.status is Status.PENDING]
-            leads = any(s.num_generated == 0 and s.status is not Status.PENDING for s in self.unfinished)
-            assert not pending or leads, "sequences wait for a leader that is not there"
+            leads = any(s.num_generated == 0 and s.status is not Status.PENDING for s in unfinished)
+            is_waited_for = any(s.status is Status.PENDING for s in unfinished)
+            assert not is_waited_for or leads, "sequences wait for a leader that is not there"
             return
         queued = {place for place, s in enumerate(self.beams) if id(s) in listed and s.remaining}
         expected = {place for place in range(len(self.beams)) if not self.search.has_candidates(place)}
