@@ -70,8 +70,9 @@ def run(options: argparse.Namespace) -> int:
     effort = SHORT if options.short else Effort()
     if options.prefixed:
         effort = msgspec.structs.replace(effort, prefixed=options.prefixed)
+    effort = msgspec.structs.replace(effort, in_a_hurry=options.hurry)
     cases = cases_of(options, effort)
-    print(machine_line(), file=sys.stderr, flush=True)
+    print(machine_line(effort.in_a_hurry), file=sys.stderr, flush=True)
     others = [other(named) for named in options.against]
     options.folder.mkdir(parents=True, exist_ok=True)
     # Packed weights take as much again as the models; they are needed until the end of the run.
@@ -82,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
             rounds.run(cases, options.rounds)
         except KeyboardInterrupt:
             print("stopped; this is what there is", file=sys.stderr)
-    print(machine_line())
+    print(machine_line(effort.in_a_hurry))
     print()
     print(table(samples))
     if others:
@@ -94,8 +95,8 @@ def run(options: argparse.Namespace) -> int:
     return int(rounds.left_out > 0 or any(sample.failure for sample in samples))
 
 
-def machine_line() -> str:
-    found = machine.measured()
+def machine_line(in_a_hurry: bool = False) -> str:
+    found = machine.measured(in_a_hurry=in_a_hurry)
     peaks = ", ".join(f"{value / 1e12:.2f} TOP/s {name}" for name, value in found.operations_per_s.items())
     threads = f"{kernels.threads()} threads, {kernels.instruction_set()} kernels"
     return f"{threads}; memory {found.bytes_per_s / 1e9:.0f} GB/s; {peaks}"
@@ -168,6 +169,7 @@ def arguments() -> argparse.ArgumentParser:
         "--against", nargs="+", default=[], metavar="[NAME=]URL", help="other OpenAI-compatible servers, in alternation"
     )
     add("--prefixed", type=int, metavar="N", help="requests of the row `prefix`, fewer for a server that is slow at it")
+    add("--hurry", action="store_true", help="look at the machine too shortly for figures: does all of it work?")
     add("--json", type=Path, metavar="FILE", help="append each result as a line of JSON")
     add("--charts", type=Path, metavar="FOLDER", help="draw each model's table there, as bench-MODEL.svg")
     add("--threads", type=int, help="of the engine, and of the measurement of the machine")

@@ -98,6 +98,9 @@ class Rounds:
                         if each is server or row.peers:
                             self._seen(self._sample(case, row, shape, each, number))
 
+    def _machine_now(self) -> Machine:
+        return machine.measured(in_a_hurry=self._effort.in_a_hurry)
+
     def _late(self, rows: int) -> bool:
         late = time.monotonic() > self._until
         self.left_out += rows if late else 0
@@ -105,7 +108,7 @@ class Rounds:
 
     def _sample(self, case: Case, row: Workload, shape: Shape, server: Running, number: int) -> Sample:
         """The row, as often as it asks for; each time beside what the machine gave just before and just after."""
-        foreign, before = machine.foreign_cores(), machine.measured()
+        foreign, before = machine.foreign_cores(), self._machine_now()
         looks, figures = [before], list[_Figure]()
         failure = ""
         try:
@@ -151,7 +154,7 @@ class Rounds:
         if row.unit is Unit.SIZE and server.pid is not None:
             value = machine.memory_bytes(server.pid) / 1e9
         assert value is not None, "output of more than one token takes time"
-        looks.append(machine.measured())
+        looks.append(self._machine_now())
         before, after = looks[-2:]
         drift = max(before.bytes_per_s, after.bytes_per_s) / min(before.bytes_per_s, after.bytes_per_s)
         limit = row.limit(Limits(shape, machine.between([before, after])))
@@ -160,7 +163,7 @@ class Rounds:
         return _Figure(value, limit, wanted, drift)
 
     def _start(self, case: Case, precision: Precision, options: Sequence[str], number: int) -> Sample:
-        foreign, beside = machine.foreign_cores(), machine.measured()
+        foreign, beside = machine.foreign_cores(), self._machine_now()
         values = [self._ours.start_s(case.model, precision, options) for _ in range(self._effort.starts)]
         wanted = bar(case.model.name, START_ROW, precision, Unit.TIME, None)
         return Sample(

@@ -32,7 +32,8 @@ class Failed(Exception):
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
-    """How often each is asked within one round. ``waves``: requests of each stream, where there are many."""
+    """How often each is asked within one round. ``waves``: requests of each stream, where there are many;
+    ``in_a_hurry``: looks at the machine are too short to say much."""
 
     singles: int = 5
     firsts: int = 5
@@ -40,6 +41,7 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
     waves: int = 2
     starts: int = 3
     prefixed: int = 64
+    in_a_hurry: bool = False
 
 
 SHORT = Effort(singles=3, firsts=1, long_firsts=1, waves=1, starts=1, prefixed=16)
