@@ -22,6 +22,9 @@ import importlib, json, os, socket, sys
 for module in json.loads(sys.argv[1]):
     importlib.import_module(module)
 from dragoman.cli import main
+from dragoman.cli.app import cli
+from typer.main import get_command
+get_command(cli.typer).make_context("dragoman", ["version"])  # typer imports more when it reads a first option
 assert not {"huggingface_hub", "typer.rich_utils"} & sys.modules.keys()  # they read the environment once
 connection = socket.socket(fileno=os.dup(0))
 while True:
