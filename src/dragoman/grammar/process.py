@@ -18,8 +18,8 @@ _MARGIN_S = 5.0
 
 
 class GrammarLimits(NamedTuple):
-    """Limits of testing one grammar: processor seconds (twice as long by the clock), and bytes in addition to those of
-    the process itself."""
+    """Limits of testing one grammar: processor seconds (ten times as long by the clock, where others want the
+    processor), and bytes in addition to those of the process itself."""
 
     time_s: float = 0.8
     memory_bytes: int = 1 << 29
