@@ -131,17 +131,19 @@ DAMAGED = {
     "a wrong sum": FILES["RGB"].replace(b"IDAT", b"IDAU"),
     "a depth that is none": png(4, 4, zlib.compress(bytes(52)), depth=7),
     "bytes that are not compressed": png(64, 64, b"\x00" * 400),
-    "text that is a bomb": png(
-        4, 4, zlib.compress(bytes(52)), *[chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26), 9))] * 4
-    ),
+    "text that is a bomb": b"",  # made by the test: it takes half a second
     "a size that is another": saved(picture(), "GIF")[:6] + b"\x10\x27\x10\x0f" + saved(picture(), "GIF")[10:30],
 }
 
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_a_damaged_file_is_refused_and_the_next_one_read(decoder: ImageDecoder, name: str) -> None:
+    data = DAMAGED[name]
+    if name == "text that is a bomb":
+        text = chunk(b"zTXt", b"a\0\0" + zlib.compress(bytes(1 << 26), 9))
+        data = png(4, 4, zlib.compress(bytes(52)), *[text] * 4)
     with pytest.raises(BadImage) as caught:
-        decoded(decoder, DAMAGED[name])
+        decoded(decoder, data)
     assert caught.value.code in ("invalid_image", "image_parse_error")
     assert "\n" not in caught.value.message
     assert len(caught.value.message) < 400
