@@ -4,13 +4,13 @@ its own."""
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from small_models import VARIANTS, checkpoint_of, make_folder, run_rows
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from typing import Any
 
+import msgspec
 import pytest
 from encoder_decoders import VARIANTS as ENCODER_DECODERS
 from encoder_decoders import config_of
@@ -240,7 +240,7 @@ def test_every_parameter_of_a_family_has_a_name_in_its_checkpoints(family: str) 
     configs += [*WITH_IMAGES.values(), chat_config(WITH_IMAGES["internvl"])]
     specs = [spec for config in configs if (spec := read_spec(config)).architecture == family]
     assert specs
-    untied = [dataclasses.replace(spec, tied=not spec.causal) for spec in specs]
+    untied = [msgspec.structs.replace(spec, tied=not spec.causal) for spec in specs]
     asked_for = {parameter.module for spec in untied for parameter in parameters(spec)}
     assert asked_for <= set(FAMILIES[family].names)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import vision_models
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from small_models import prompt, run_rows
 from vision_models import CONFIGS, description, image, kind_of

@@ -5,9 +5,11 @@ No weights are loaded: files are read as the server reads them, so that errors h
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.cli import console
 from dragoman.core.errors import BadRequest, DragomanError, ModelError
@@ -31,20 +33,18 @@ _ANSWER = {"role": "assistant", "content": "Paris."}
 _EOS_LISTS = ("generation_config.json", "config.json")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(msgspec.Struct, frozen=True):
     """A finding for the user. ``error``: the model cannot be served; ``warning``: it may not work as intended."""
 
     severity: Literal["error", "warning"]
     text: str
 
 
-@dataclass(slots=True)
-class Examination:
+class Examination(msgspec.Struct):
     """Rows about the model that would be loaded, by chapter, and the problems found."""
 
-    chapters: dict[str, dict[str, str]] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
+    chapters: dict[str, dict[str, str]] = msgspec.field(default_factory=dict)
+    problems: list[Problem] = msgspec.field(default_factory=list)
     described: ModelDescription | None = None
     tokenizer: Tokenizer | None = None
 

@@ -10,10 +10,10 @@ import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,11 +45,10 @@ _TIME_S = 600.0
 _BYTES_PER_PARAMETER = 4
 
 
-@dataclass(slots=True)
-class Comparison:
+class Comparison(msgspec.Struct):
     """Rows of the comparison. ``differs``: the two sides disagree in one of them."""
 
-    rows: dict[str, str] = field(default_factory=dict)
+    rows: dict[str, str] = msgspec.field(default_factory=dict)
     differs: bool = False
 
     def note(self, name: str, agrees: bool, text: str) -> None:

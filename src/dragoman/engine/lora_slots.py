@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 from dragoman.core.errors import AdapterNotFound, Conflict
 from dragoman.engine.runner import Runner
 from dragoman.models import AdapterInfo
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Adapter:
+class Adapter(msgspec.Struct, frozen=True, eq=False):
     """An adapter in the model's memory. ``hash_seed``: seed of the block hashes of its sequences."""
 
     name: str

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dragoman.models.kv_groups import blocks_per_sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """No token sees more than ``positions``, its own included; 0: all before it are seen.
 
     ``step_tokens``: maximum tokens of a sequence that one step computes, which need blocks before the step.

@@ -7,7 +7,6 @@ with that version, also after a restart of the process, whatever the name means 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 
 import msgspec
 
@@ -19,8 +18,7 @@ from dragoman.models import AdapterInfo, find_adapter
 MAX_NAME_LENGTH = 256
 
 
-@dataclass(slots=True, eq=False)
-class AdapterLoad:
+class AdapterLoad(msgspec.Struct, eq=False):
     """One requested adapter. ``info`` is None until the process has it; ``users``: number of unfinished requests."""
 
     name: str

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
-from msgspec import structs
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -92,7 +91,7 @@ def _round(
 
 def _require_memory(described: ModelDescription, settings: ModelSettings, stored: Layout, layout: Layout) -> None:
     spec = described.spec
-    rows = structs.replace(settings, max_tokens=settings.calibrate, max_logit_rows=settings.max_sequences)
+    rows = replace(settings, max_tokens=settings.calibrate, max_logit_rows=settings.max_sequences)
     shapes = [entry.parameter.shape for entry in layout.entries if entry.form and len(entry.parameter.shape) == 2]
     widest = min(MOST_INPUTS, max(inputs for _, inputs in shapes))
     largest = max(outputs * inputs for outputs, inputs in shapes)

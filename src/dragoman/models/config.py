@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.core.regular_file import require_regular
@@ -51,13 +52,12 @@ def read_value(path: Path) -> object:
         raise ModelError(f"{path}: is not valid JSON: {error}") from None
 
 
-@dataclass(frozen=True, slots=True)
-class AccessedFields:
+class AccessedFields(msgspec.Struct, frozen=True):
     """Fields that the reader of a config accessed: those whose values it read, and those that it refuses, each with the
     values that it accepts."""
 
-    read: set[str] = field(default_factory=set)
-    refused: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    read: set[str] = msgspec.field(default_factory=set)
+    refused: dict[str, tuple[object, ...]] = msgspec.field(default_factory=dict)
 
 
 class Config:

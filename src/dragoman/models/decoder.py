@@ -7,10 +7,10 @@ program, which the kernels run once per step.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec.structs import replace
 
 from dragoman import kernels
 from dragoman.models.attention import record_attention

@@ -7,11 +7,11 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.core.pooling import PoolingInfo
@@ -44,8 +44,7 @@ from dragoman.models.vision.parameters import is_vision
 from dragoman.models.vision.readers import PREPROCESSOR_FILES, UNNAMED_IMAGE_TOKENS, preprocessor_of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelDescription:
+class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
     """Describe a model by its small files alone.
 
     Attributes:
@@ -60,7 +59,7 @@ class ModelDescription:
     source: Source
     spec: DecoderSpec
     stored_dtype: str
-    formats: Mapping[str, Format] = field(default_factory=dict)
+    formats: Mapping[str, Format] = msgspec.field(default_factory=dict)
     quantization: Scheme | None = None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None

@@ -3,7 +3,7 @@ it gets."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.models.description import ModelDescription, describe
@@ -81,8 +81,7 @@ def refusal(described: ModelDescription) -> str | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class HeadPlan:
+class HeadPlan(msgspec.Struct, frozen=True):
     """What a head takes: tokens of the longest sequences that it drafts for, and bytes."""
 
     context: int

@@ -8,10 +8,10 @@ logits are those of a smaller vocabulary, whose token i is the model's token i +
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -158,7 +158,7 @@ def read_eagle(values: dict[str, Any], target: DecoderSpec, target_name: str) ->
     whole, each = _flag(config, "norm_before_fc"), _flag(config, "fc_norm")
     if whole and each:
         raise ModelError("config.json: norm_before_fc and fc_norm exclude each other")
-    taken = {each.name: getattr(layer, each.name) for each in fields(DecoderSpec)}
+    taken = {each: getattr(layer, each) for each in DecoderSpec.__struct_fields__}
     return EagleSpec(
         **taken | {"vocab_size": own, "context": min(layer.context, target.context), "tied": False},
         target_vocab=vocab,

@@ -10,14 +10,14 @@ https://arxiv.org/abs/2503.01840).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from dragoman.models.spec import DecoderSpec, Embedding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadSpec(DecoderSpec):
+class HeadSpec(DecoderSpec, frozen=True, kw_only=True):
     """The layer as a decoder of one layer.
 
     Attributes:
@@ -28,8 +28,7 @@ class HeadSpec(DecoderSpec):
     feeds_normed: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EagleSpec(DecoderSpec):
+class EagleSpec(DecoderSpec, frozen=True, kw_only=True):
     """An EAGLE-3 head as a decoder of one layer.
 
     Attributes:
@@ -58,7 +57,7 @@ def head_spec(spec: DecoderSpec, *, feeds_normed: bool) -> HeadSpec:
     """Return the head of a decoder: as the last of its layers that has attention, with experts if any layer has."""
     layer = spec.attention_layers[-1]
     own = spec.of_layer(layer)
-    values = {field.name: getattr(own, field.name) for field in fields(DecoderSpec)}
+    values = {field: getattr(own, field) for field in DecoderSpec.__struct_fields__}
     experts = None if spec.experts is None else replace(spec.experts, dense_layers=())
     return HeadSpec(
         **values

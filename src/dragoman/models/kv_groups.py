@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.models.settings import KVPrecision, ModelSettings
 from dragoman.models.spec import DecoderSpec
@@ -21,8 +23,7 @@ OWN_PRECISION: KVPrecision = "bfloat16"  # of own blocks
 _OWN_SHARE = 4  # one part of so many is the most that own blocks get where memory is short
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KVGroup:
+class KVGroup(msgspec.Struct, frozen=True, kw_only=True):
     """Layers whose keys and values have the same blocks.
 
     Attributes:

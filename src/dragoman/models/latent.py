@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -49,8 +50,7 @@ def divide_keys_and_values(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> 
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _HeadPart:
+class _HeadPart(msgspec.Struct, frozen=True):
     """Rows of each head of a matrix ``[heads · (plain + value), rank]``, as a ``Tensor``."""
 
     name: str
@@ -76,13 +76,11 @@ class _HeadPart:
         return self.whole.read().reshape(self.heads, -1, self.latent.rank)
 
 
-class _HeadKeys(_HeadPart):
+class _HeadKeys(_HeadPart, frozen=True):
     """The first rows of each head, transposed: ``[heads · rank, plain]``.
 
     Integers of a quantized matrix have their scales along its inputs, which are outputs here.
     """
-
-    __slots__ = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -104,10 +102,8 @@ class _HeadKeys(_HeadPart):
         return None
 
 
-class _HeadValues(_HeadPart):
+class _HeadValues(_HeadPart, frozen=True):
     """The last rows of each head: ``[heads · value, rank]``."""
-
-    __slots__ = ()
 
     @property
     def shape(self) -> tuple[int, ...]:

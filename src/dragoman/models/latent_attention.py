@@ -9,9 +9,9 @@ rounded otherwise.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,8 +21,7 @@ from dragoman.models.rope import Rope, RotaryTables
 from dragoman.models.spec import DecoderSpec, Latent
 
 
-@dataclass(frozen=True, slots=True)
-class LatentBuffers:
+class LatentBuffers(msgspec.Struct, frozen=True):
     """Buffers that all layers use.
 
     Attributes:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dragoman import kernels
 from dragoman.models.spec import DecoderSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(msgspec.Struct, frozen=True):
     """Buffers of a layer: the residual stream, and the values of the branches."""
 
     residual: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from dragoman.models.parameter import Parameter
 from dragoman.models.parameters import LAYER_TABLE, parameters
@@ -26,8 +27,7 @@ _GROUP_BYTES: dict[str, int] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
+class _Chunk(msgspec.Struct, frozen=True):
     """Bits of a number in the chunks of a type of ggml, and what is stored beside the numbers of 32 outputs.
 
     Attributes:
@@ -68,8 +68,7 @@ SMALLEST_CACHED_BYTES = 64 << 20
 """Smaller models are packed at each start, and not cached: that takes less than a tenth of a second."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """Position of one parameter among the packed bytes. ``form`` is None for float32 vectors and tables."""
 
     parameter: Parameter
@@ -78,8 +77,7 @@ class Entry:
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(msgspec.Struct, frozen=True):
     """Positions of all parameters of a decoder at a precision: the same on every machine and instruction set."""
 
     entries: tuple[Entry, ...]

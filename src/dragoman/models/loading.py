@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
-from msgspec import structs
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 import dragoman
@@ -54,8 +54,7 @@ _CALIBRATED_SHARE = 0.8
 _PACKING_SHARE = 0.85  # of packing and keeping what is packed
 
 
-@dataclass(frozen=True, slots=True)
-class PackedModel:
+class PackedModel(msgspec.Struct, frozen=True):
     """Result of packing a model.
 
     Attributes:
@@ -123,7 +122,7 @@ def load(
         pooling = ModelPooling(described.pooling, spec.width, opened.checkpoint.files)
     card = _card(described, planned, settings, *digests)
     if key:
-        card = structs.replace(card, packed_file=cache.checked)
+        card = replace(card, packed_file=cache.checked)
     return Model(
         config=spec,
         program=decoder.program,
@@ -192,8 +191,7 @@ def _decoder(
     return _Decoder(program, DraftHead(own, read.weights, settings, context, read.target_ids), hidden)
 
 
-@dataclass(frozen=True, slots=True)
-class _Head:
+class _Head(msgspec.Struct, frozen=True):
     """A head that was read: its packed weights with the tables of the decoder, and the model's token for each of its
     own (None: they are the same)."""
 
@@ -205,7 +203,7 @@ class _Head:
 def _head_weights(opened: _Opened, settings: ModelSettings, weights: Weights) -> _Head:
     """Return the head of a checkpoint."""
     described, planned = opened.described, opened.planned
-    settings = structs.replace(settings, calibrate=0)  # a head guesses; its own weights are not rounded for texts
+    settings = replace(settings, calibrate=0)  # a head guesses; its own weights are not rounded for texts
     checkpoint = head_checkpoint(opened.checkpoint.files, described.spec, described.source.name)
     assert isinstance(checkpoint.spec, HeadSpec)
     formats = chosen_formats(replace(described, formats=checkpoint.formats), settings.precision)
@@ -247,8 +245,7 @@ def pack(
     return PackedModel(opened.described, opened.planned, path if path and is_file(path) else None, was_there)
 
 
-@dataclass(frozen=True, slots=True)
-class _Opened:
+class _Opened(msgspec.Struct, frozen=True):
     """A model whose files are present and checked."""
 
     described: ModelDescription
@@ -364,7 +361,7 @@ def _card(
         kernels=kernels.instruction_set(),
         tokenizer_folder=str(described.tokenizer_folder),
         quantization=described.quantized_as,
-        encoder=described.encoder and structs.replace(described.encoder, context_tokens=planned.encoder_tokens),
+        encoder=described.encoder and replace(described.encoder, context_tokens=planned.encoder_tokens),
         pooling=None if described.pooling is None else described.pooling.info,
         generates=described.spec.causal,
         vision=described.spec.vision,

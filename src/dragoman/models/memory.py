@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
+import msgspec
 import psutil
-from msgspec import structs
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models import cgroups
@@ -43,8 +43,7 @@ _SIZES = ("kv_heads", "head_dim", "feed_forward")
 _SPARE_STATES = 12 + 64  # by default, in addition to running sequences: rows of drafts, and snapshots of prefixes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
+class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that a model takes, in bytes, and the limits that follow.
 
     Attributes:
@@ -229,7 +228,7 @@ def plan(
 def with_whole_images(spec: DecoderSpec, settings: ModelSettings) -> ModelSettings:
     """Return the settings with steps that have room for an image whose tokens see each other both ways."""
     least = least_step_tokens(spec.vision, settings.max_sequences)
-    return structs.replace(settings, max_tokens=max(settings.max_tokens, least))
+    return replace(settings, max_tokens=max(settings.max_tokens, least))
 
 
 def chosen_formats(description: ModelDescription, requested: RequestedPrecision) -> dict[str, Format]:
@@ -262,10 +261,10 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     """Return the size of the float32 buffers of one step: those of each token and of each logits row, and those of an
     encoder, which has room for the longest input."""
     if not spec.causal:
-        settings = structs.replace(settings, max_tokens=longest_step(spec.context, settings), max_logit_rows=0)
+        settings = replace(settings, max_tokens=longest_step(spec.context, settings), max_logit_rows=0)
     if spec.encoder is not None:
         rows = longest_step(spec.encoder.context, settings)
-        whole = structs.replace(settings, max_tokens=rows, max_logit_rows=0)
+        whole = replace(settings, max_tokens=rows, max_logit_rows=0)
         decoder = replace(spec, encoder=None)
         return activation_bytes(spec.encoder_stack, whole) + activation_bytes(decoder, settings)
     if spec.sizes:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerInputs:
+class LayerInputs(msgspec.Struct, frozen=True, kw_only=True):
     """An input of each layer besides the stream, made of the token and of its embedding x (Gemma 3n): with the layer's
     row of a table, i = (norm(x · projection) + row · sqrt(width)) / sqrt(2). A third branch of the layer adds
     norm((act(stream · gate) · i) · out).
@@ -19,8 +18,7 @@ class LayerInputs:
     width: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AltUp:
+class AltUp(msgspec.Struct, frozen=True, kw_only=True):
     """A residual stream of several parts, and a product of low rank beside attention (Gemma 3n).
 
     Layers compute one part, ``active``, and predict the others (Baykal et al. 2023, https://arxiv.org/abs/2301.13310).
@@ -39,8 +37,7 @@ class AltUp:
     deviations: tuple[float | None, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageLayers:
+class ImageLayers(msgspec.Struct, frozen=True, kw_only=True):
     """Gated cross-attention layers between the others, which look at images: cross-attention and then a feed-forward
     network, each of which is added to the stream with tanh of a learned gate as its factor.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
+
+class Parameter(msgspec.Struct, frozen=True):
     """One tensor the program needs, under the canonical name of its module.
 
     Attributes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from dragoman.models.head_spec import EagleSpec, HeadSpec
 from dragoman.models.optional_parts import AltUp

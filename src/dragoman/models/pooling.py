@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -55,8 +56,7 @@ RERANKERS = re.compile(r"qwen3[-_]reranker", re.IGNORECASE)
 """Names of decoders that answer with yes or no whether a document fits a query."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeadLayer:
+class HeadLayer(msgspec.Struct, frozen=True):
     """One layer that a pooled vector passes: activation(norm(weight · x + bias)).
 
     Attributes:
@@ -70,8 +70,7 @@ class HeadLayer:
     eps: float = 1e-5
 
 
-@dataclass(frozen=True, slots=True)
-class PooledHead:
+class PooledHead(msgspec.Struct, frozen=True):
     """What a classifier has after the pooling: the layers before its logits are of the checkpoint's own tensors.
 
     ``kind_field``: of the config, which may name another kind.
@@ -82,8 +81,7 @@ class PooledHead:
     kind_field: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Dense:
+class Dense(msgspec.Struct, frozen=True):
     """A layer of sentence-transformers after the pooling, in a folder of its own."""
 
     folder: Path
@@ -91,16 +89,14 @@ class Dense:
     activation: HeadActivation
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingFiles:
+class PoolingFiles(msgspec.Struct, frozen=True):
     """What a folder says of its pooling. ``kind`` None: nothing."""
 
     kind: PoolingKind | None = None
     dense: tuple[Dense, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PoolingPlan:
+class PoolingPlan(msgspec.Struct, frozen=True):
     """A model's pooling before its weights are read: ``head`` is of the checkpoint's tensors, ``dense`` follows it."""
 
     info: PoolingInfo

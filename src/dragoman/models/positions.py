@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dragoman.core.lazy_imports import np
 
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     Float32 = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelativeBias:
+class RelativeBias(msgspec.Struct, frozen=True, kw_only=True):
     """Bias of a score by the distance of its positions: a learned number for each head and bucket of distances
     (Raffel et al. 2019, T5, https://arxiv.org/abs/1910.10683).
 
@@ -46,8 +46,7 @@ class RelativeBias:
         return bucket + np.where(both_sides & (distances > 0), buckets, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueryScale:
+class QueryScale(msgspec.Struct, frozen=True, kw_only=True):
     """Factor of queries that grows with their position: 1 + factor · ln(1 + floor((position + shift) / span)), as in
     Llama 4 (https://arxiv.org/abs/2501.19399).
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -22,8 +22,7 @@ SEQUENCE_TOKENS = 256
 _SEED, _DRAW = 0x63616C69, 7  # of the random numbers; no sampler draws with this purpose
 
 
-@dataclass(frozen=True, slots=True)
-class ProductInput:
+class ProductInput(msgspec.Struct, frozen=True):
     """Where a program can be halted to see the input of a product.
 
     Attributes:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from dragoman import kernels
 from dragoman.models.packing import Weights
 from dragoman.models.spec import DecoderSpec
 
 
-@dataclass(frozen=True, slots=True)
-class StepLimits:
+class StepLimits(msgspec.Struct, frozen=True):
     """How large a step of a program can be.
 
     Attributes:

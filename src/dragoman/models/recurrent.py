@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+import msgspec
 
 MOST_TAPS = 16
 """Most inputs of a convolution: the kernel's limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShortConvolution:
+class ShortConvolution(msgspec.Struct, frozen=True, kw_only=True):
     """A gated short convolution (LFM2): (b, c, x)·W = input; out = (c · conv(b · x))·W.
 
     Attributes:
@@ -39,8 +39,7 @@ class ShortConvolution:
         return ((self.taps - 1) * self.width,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaRule:
+class DeltaRule(msgspec.Struct, frozen=True, kw_only=True):
     """Gated DeltaNet (Yang et al. 2024, https://arxiv.org/abs/2412.06464), as Qwen3-Next and Qwen 3.5 have it.
 
     Queries, keys and values pass a short convolution with SiLU; queries and keys are normed to length 1. The output of
@@ -87,8 +86,7 @@ class DeltaRule:
         return ((self.taps - 1) * self.convolved, self.value_heads * self.key_dim * padded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateSpace:
+class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     """Mamba-2 (Dao, Gu 2024, https://arxiv.org/abs/2405.21060).
 
     Inputs, and the vectors B and C of each group of heads, pass a short convolution with SiLU. The output is gated by
@@ -143,8 +141,7 @@ class StateSpace:
         return ((self.taps - 1) * self.convolved, self.heads * self.state_dim * padded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectiveScan:
+class SelectiveScan(msgspec.Struct, frozen=True, kw_only=True):
     """Mamba (Gu, Dao 2023, https://arxiv.org/abs/2312.00752): each channel has a state, and rates that differ in it.
 
     Inputs pass a short convolution with SiLU. One product of them gives vectors B and C, and what a second one makes
@@ -183,8 +180,7 @@ class SelectiveScan:
         return ((self.taps - 1) * self.inner, self.state_dim * padded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GatedUnit:
+class GatedUnit(msgspec.Struct, frozen=True, kw_only=True):
     """RG-LRU (De et al. 2024, Griffin, https://arxiv.org/abs/2402.19427), as RecurrentGemma has it: each channel has
     a state of one number, whose decay and input have gates.
 
@@ -210,8 +206,7 @@ class GatedUnit:
         return ((self.taps - 1) * self.inner, self.inner)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedDeltaRule:
+class KeyedDeltaRule(msgspec.Struct, frozen=True, kw_only=True):
     """Kimi Delta Attention (Kimi Team 2025, https://arxiv.org/abs/2510.26692): a gated delta rule whose states have a
     decay for each number of a key.
 

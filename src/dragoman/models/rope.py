@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.lazy_imports import np
 
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-@dataclass(frozen=True, slots=True)
-class Scaling:
+class Scaling(msgspec.Struct, frozen=True):
     """Frequencies as trained; each subclass is one way to change them."""
 
     kind: ClassVar[str] = "default"
@@ -45,8 +46,7 @@ class Scaling:
         return _frequencies(theta, dim)
 
 
-@dataclass(frozen=True, slots=True)
-class Linear(Scaling):
+class Linear(Scaling, frozen=True):
     """Positions divided by ``factor`` (Chen et al. 2023, position interpolation, https://arxiv.org/abs/2306.15595)."""
 
     kind: ClassVar[str] = "linear"
@@ -59,8 +59,7 @@ class Linear(Scaling):
         return _frequencies(theta, dim) / self.factor
 
 
-@dataclass(frozen=True, slots=True)
-class Dynamic(Scaling):
+class Dynamic(Scaling, frozen=True):
     """NTK-aware base that grows with the length (as in transformers' ``dynamic``; proposed by /u/bloc97, /u/emozilla).
 
     A token at position p is rotated with the base for a sequence of p + 1 tokens, and keeps that rotation. This is
@@ -85,8 +84,7 @@ class Dynamic(Scaling):
         return frequencies
 
 
-@dataclass(frozen=True, slots=True)
-class Llama3(Scaling):
+class Llama3(Scaling, frozen=True):
     """Long wavelengths divided by ``factor``, short ones kept, a ramp between (Llama 3.1,
     https://arxiv.org/abs/2407.21783)."""
 
@@ -103,8 +101,7 @@ class Llama3(Scaling):
         return (1 - keep) * base / self.factor + keep * base
 
 
-@dataclass(frozen=True, slots=True)
-class Yarn(Scaling):
+class Yarn(Scaling, frozen=True):
     """NTK-by-parts with a larger amplitude (Peng et al. 2023, YaRN, https://arxiv.org/abs/2309.00071)."""
 
     kind: ClassVar[str] = "yarn"
@@ -153,8 +150,7 @@ class Yarn(Scaling):
         return dim * math.log(self.original_max_position_embeddings / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
 
-@dataclass(frozen=True, slots=True)
-class LongRope(Scaling):
+class LongRope(Scaling, frozen=True):
     """Each frequency divided by a separate, searched factor (Ding et al. 2024, LongRoPE,
     https://arxiv.org/abs/2402.13753): a short list for contexts as in training, a long one for longer ones.
 
@@ -189,8 +185,7 @@ class LongRope(Scaling):
         return divided
 
 
-@dataclass(frozen=True, slots=True)
-class Divided(Scaling):
+class Divided(Scaling, frozen=True):
     """Each frequency divided by a separate number: GGUF files store so what other configs have formulas for."""
 
     kind: ClassVar[str] = "divided"
@@ -201,8 +196,7 @@ class Divided(Scaling):
         return divided
 
 
-@dataclass(frozen=True, slots=True)
-class Proportional(Scaling):
+class Proportional(Scaling, frozen=True):
     """Only the first pairs of a head turn, with the frequencies that they have among all of it (Gemma 4)."""
 
     kind: ClassVar[str] = "proportional"
@@ -215,8 +209,7 @@ class Proportional(Scaling):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
+class Rope(msgspec.Struct, frozen=True):
     """Rotation of the first ``dim`` dimensions of each head; ``interleaved``: neighbours are pairs, not halves."""
 
     theta: float

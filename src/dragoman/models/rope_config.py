@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from dragoman.core.errors import ModelError
@@ -76,7 +75,7 @@ def read_rope_block(
         raise ModelError(f"config.json: head_dim {head_dim} is odd and cannot be rotated in pairs")
     original = original or config.value("original_max_position_embeddings")
     scaling = read_scaling(values, positions, original)
-    for key in sorted(_FACTORS & {field.name for field in fields(scaling)}):
+    for key in sorted(_FACTORS & set(scaling.__struct_fields__)):
         if (count := len(getattr(scaling, key))) != dim // 2:
             raise ModelError(
                 f"config.json: rope scaling {scaling.kind!r}: {key} has {count} numbers for {dim // 2} pairs"
@@ -138,7 +137,7 @@ def read_scaling(block: dict[str, Any], max_positions: int, original: object = N
         raise ModelError(f"config.json: rope scaling {kind!r} is not supported; known: {', '.join(SCALINGS)}")
     scaling = SCALINGS[kind]
     values = {key: value for key, value in block.items() if key not in _INERT_KEYS and value is not None}
-    known = {field.name for field in fields(scaling)} - {"long"}
+    known = set(scaling.__struct_fields__) - {"long"}
     if scaling in (Dynamic, LongRope):
         values["max_position_embeddings"] = max_positions
     if "original_max_position_embeddings" in known:

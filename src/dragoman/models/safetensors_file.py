@@ -11,9 +11,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -103,8 +105,7 @@ def _remedy(place: str | Path) -> str:
     return "; copy it into the folder, or `dragoman models pull OWNER/NAME` fetches a whole model from the hub"
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(msgspec.Struct, frozen=True):
     """Position of a tensor in a file. ``dtype``: float32, float16 or bfloat16, else the file's own name of a type."""
 
     file: Path
@@ -170,8 +171,7 @@ class StoredTensor:
         return ModelError(f"{self.file}: tensor {self.name}: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(msgspec.Struct, frozen=True):
     """Header of a safetensors file. ``raw`` is the JSON as stored, used to tell files apart."""
 
     tensors: dict[str, StoredTensor]

@@ -8,8 +8,10 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.core.stand_ins import broken_link_problem, stand_in_problem
@@ -51,8 +53,7 @@ _FILE_IN_REPOSITORY = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96}):(?P
 _REPOSITORY_ID = re.compile(r"(?!.*(--|\.\.))(?![-.])[\w.-]{1,96}(?<![-.])(/(?![-.])[\w.-]{1,96}(?<![-.]))?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True):
     """Paths of a model's files on this machine.
 
     Attributes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.models.optional_parts import AltUp, ImageLayers, LayerInputs
 from dragoman.models.positions import QueryScale, RelativeBias
@@ -18,8 +20,7 @@ Norms = Literal["before", "after", "around", "joined"]
 Branches = Literal["both", "first", "second"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Embedding:
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     """Entry of tokens into the residual stream: x = norm(norm(table[token] · scale) (· projection) + positions).
 
     Attributes:
@@ -49,8 +50,7 @@ class Embedding:
     added: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class Block(msgspec.Struct, frozen=True, kw_only=True):
     """Norms of a layer's two branches, attention and feed-forward, and how they join the residual stream.
 
     Attributes:
@@ -106,8 +106,7 @@ class Block:
         }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadNorm:
+class HeadNorm(msgspec.Struct, frozen=True, kw_only=True):
     """Norm of queries and keys, before their rotation.
 
     Attributes:
@@ -125,8 +124,7 @@ class HeadNorm:
     layers: tuple[int, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerSizes:
+class LayerSizes(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of one layer of a decoder whose layers differ in them (Gemma 4)."""
 
     kv_heads: int
@@ -134,8 +132,7 @@ class LayerSizes:
     feed_forward: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class Experts(msgspec.Struct, frozen=True, kw_only=True):
     """A routed feed-forward network: a router chooses a few experts for each token.
 
     Attributes:
@@ -182,8 +179,7 @@ class Experts:
     out_bias: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latent:
+class Latent(msgspec.Struct, frozen=True, kw_only=True):
     """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, https://arxiv.org/abs/2405.04434).
 
     A token's keys and values are products of one latent vector. That vector is kept, and a rotated part of keys that
@@ -207,8 +203,7 @@ class Latent:
     scale: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, kw_only=True):
     """From the residual stream to logits: softcap(scale · (head · norm(x) + bias)).
 
     Attributes:
@@ -223,8 +218,7 @@ class Output:
     softcap: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderSpec:
+class EncoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The encoder whose output a decoder attends to. Everything not listed is as in the decoder.
 
     Both share the token table. The decoder's layers have a third branch between the other two: cross-attention.
@@ -239,8 +233,7 @@ class EncoderSpec:
     embedding: Embedding = Embedding()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderSpec:
+class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Architecture of a transformer that generates token by token.
 
     Attributes:

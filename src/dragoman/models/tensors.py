@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -39,8 +40,7 @@ BLOCK_SIZES: dict[str, tuple[int, int]] = {
 """The numbers of a block of each, and its bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     """Packing of a matrix: with a scale for each group of 32 inputs, where its numbers are quantized.
 
     Attributes:
@@ -81,8 +81,7 @@ Quantized: TypeAlias = "Codes | Blocks"
 """A matrix in the numbers of a packed format."""
 
 
-@dataclass(frozen=True, slots=True)
-class Codes:
+class Codes(msgspec.Struct, frozen=True):
     """A matrix ``[N, K]`` as groups of 32 inputs, in the integers of the packed format.
 
     Attributes:
@@ -128,8 +127,7 @@ class Codes:
         return Codes(self.values.reshape(shape), self.scales.reshape(groups), minimums)
 
 
-@dataclass(frozen=True, slots=True)
-class Blocks:
+class Blocks(msgspec.Struct, frozen=True):
     """A matrix ``[N, K]`` as blocks of ggml: all its bits, as a GGUF file has them.
 
     Attributes:
@@ -217,8 +215,7 @@ class Tensor(Protocol):
         """Return an error that names file and tensor."""
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(msgspec.Struct, frozen=True):
     """What a tensor that is read in another shape has of the stored one."""
 
     stored: Tensor
@@ -247,8 +244,7 @@ class View:
         return self.stored.fail(reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Transposed(View):
+class Transposed(View, frozen=True):
     """A matrix, or a stack of matrices, whose last two dimensions change places when it is read."""
 
     @property
@@ -266,8 +262,7 @@ class Transposed(View):
         return Transposed(self.stored.matrix(index, count))
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRows(View):
+class FirstRows(View, frozen=True):
     """The first ``count`` rows of a matrix."""
 
     count: int
@@ -287,8 +282,7 @@ class FirstRows(View):
         raise self.fail("is not a stack of matrices")
 
 
-@dataclass(frozen=True, slots=True)
-class TensorFiles:
+class TensorFiles(msgspec.Struct, frozen=True):
     """The tensors of a model's weight files.
 
     Attributes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import read_json, token_ids
@@ -15,8 +16,7 @@ _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_s
 _DESCRIBING = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteModel:
+class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):
     """Description of a model that runs elsewhere.
 
     Attributes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config, read_json
@@ -40,8 +41,7 @@ _HINTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterConfig:
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of an adapter's config that decide its arithmetic.
 
     Attributes:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.models.adapters.config import ALL_LINEAR, AdapterConfig, read_adapter_config
@@ -22,8 +23,7 @@ _OTHER_PLACEHOLDER = re.compile(r"\{(?!layer\})")
 _ANY_LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
 
-@dataclass(frozen=True, slots=True)
-class Module:
+class Module(msgspec.Struct, frozen=True):
     """A matrix as the checkpoint has it: all of a product's columns, or a part of a fused one's.
 
     Attributes:
@@ -44,8 +44,7 @@ class Module:
         return self.name.rpartition(".")[2]
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(msgspec.Struct, frozen=True):
     """A targeted module, with the rank and the factor of its change."""
 
     module: Module

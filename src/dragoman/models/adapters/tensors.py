@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,8 +25,7 @@ _COPIED = re.compile(r"(?P<module>.+?)(\.base_layer)?\.weight")
 _NAME = re.compile(r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_magnitude_vector)(\.default)?(\.weight)?")
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(msgspec.Struct, frozen=True):
     """The change of one module: ``a`` [rank, inputs], ``b`` [size, rank], and with DoRA ``lengths`` [size], those of
     the changed matrix's rows."""
 
@@ -40,8 +39,7 @@ class Change:
         return (self.a, self.b) if self.lengths is None else (self.a, self.b, self.lengths)
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """Content of an adapter's file: changes, and copies of the model's own tables, by our names for them, which PEFT
     writes with changes of the output."""
 

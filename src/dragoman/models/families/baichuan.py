@@ -7,7 +7,6 @@ Baichuan 2 divides the rows of its output projection by their lengths.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.lazy_imports import np
@@ -40,8 +39,7 @@ def _with_unit_rows(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> Mapping
     return {**tensors, "lm_head.weight": _UnitRows(head)}
 
 
-@dataclass(frozen=True, slots=True)
-class _UnitRows(View):
+class _UnitRows(View, frozen=True):
     """A matrix whose rows are divided by their lengths when it is read."""
 
     @property

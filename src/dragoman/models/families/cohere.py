@@ -5,8 +5,9 @@ Command R+ adds norms of heads; Command R7B and A (Cohere 2) rotate only in laye
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
@@ -40,8 +41,7 @@ def _none_unused(spec: DecoderSpec) -> frozenset[str]:
     return frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class HeadNames:
+class HeadNames(msgspec.Struct, frozen=True):
     """How checkpoints of a family name the layer that guesses one token more (``head_spec``), without the base.
 
     Attributes:
@@ -70,8 +70,7 @@ MTP_AFTER_LAYERS = HeadNames(
 """As DeepSeek V3 has it: under the number of a further layer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+class Family(msgspec.Struct, frozen=True):
     """A family of checkpoints with one config reader and one naming of weights.
 
     Attributes:
@@ -113,12 +112,12 @@ class Family:
     divide: Division = _undivided
     renumbers: bool = False
     norm_offset: float = 0.0
-    other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    other_names: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     title: str = ""
     examples: tuple[str, ...] = ()
     note: str = ""
-    token_ids: Mapping[str, int] = field(default_factory=dict)
-    others: Mapping[str, PooledHead | None] = field(default_factory=dict)
+    token_ids: Mapping[str, int] = msgspec.field(default_factory=dict)
+    others: Mapping[str, PooledHead | None] = msgspec.field(default_factory=dict)
     head: HeadNames | None = None
 
     def canonical(self, name: str) -> str:

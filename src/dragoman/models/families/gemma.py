@@ -7,8 +7,9 @@ separate rotation for layers with windows, but has no caps on attention.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.models.config import Config
 from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

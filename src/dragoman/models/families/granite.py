@@ -3,8 +3,9 @@ variants with windows and attention sinks; and HyperCLOVA X, with norms around t
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

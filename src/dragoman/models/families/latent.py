@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

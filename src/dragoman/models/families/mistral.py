@@ -3,7 +3,7 @@ position; and the models with images, of which the text decoder is read."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

@@ -3,8 +3,9 @@ OLMo 1, whose norms have no weights."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family

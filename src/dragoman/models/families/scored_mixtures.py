@@ -4,8 +4,9 @@ Solar Open, dots.1, K-EXAONE, Hy3 and MiniMax-M2. (DeepSeek-AI 2024, DeepSeek-V3
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

@@ -3,7 +3,7 @@ one key-value head."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,8 +78,7 @@ def tenth_score_scaling(keys: Metadata) -> Config:
     return {"mscale": mscale, "mscale_all_dim": mscale}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     """One value of ``general.architecture``.
 
     Attributes:
@@ -107,7 +106,7 @@ class Architecture:
     model_type: str
     names: Mapping[str, str]
     extra: Callable[[Metadata, Tensors, Config], Config]
-    sizes: Mapping[str, str] = field(default_factory=lambda: SIZES)
+    sizes: Mapping[str, str] = msgspec.field(default_factory=lambda: SIZES)
     row_order: RowOrder = family_order
     adjust: Adjust = as_stored
     norm_offset: float = 0.0
@@ -116,7 +115,7 @@ class Architecture:
     described: frozenset[str] = frozenset({"rope_freqs.weight"})
     repeated: frozenset[str] = frozenset()
     is_head: bool = False
-    numbers: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
 def read_config(architecture: Architecture, file: GgufFile, tensors: Tensors) -> Config:

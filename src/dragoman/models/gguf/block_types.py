@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from dragoman.models.tensors import Format
 
 _INT8, _INT4, _INT4_MINIMUM = Format("int8"), Format("int4"), Format("int4", minimum=True)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockType:
+class BlockType(msgspec.Struct, frozen=True):
     """Storage of a row: blocks of ``values`` numbers, each of ``size`` bytes.
 
     Attributes:

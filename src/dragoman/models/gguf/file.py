@@ -12,10 +12,10 @@ import math
 import os
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -73,8 +73,7 @@ class TensorInfo(NamedTuple):
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class GgufFile:
+class GgufFile(msgspec.Struct, frozen=True):
     """Header of one GGUF file. ``raw``: its bytes, used to tell files apart."""
 
     path: Path

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from dragoman.models.gguf import names
 from dragoman.models.gguf.architecture import Architecture, Config, Tensors, rms, scored_experts

@@ -12,10 +12,12 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.gguf.architecture import (
@@ -46,8 +48,7 @@ _MTP_NAMES = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_
 _ABANDONED_AFTER_S = 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class GgufModel:
+class GgufModel(msgspec.Struct, frozen=True):
     """Headers of one model's files, checked against each other.
 
     Attributes:

@@ -6,7 +6,7 @@ the text between matches. The patterns are those of the models' own ``tokenizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -38,8 +38,7 @@ def _cased_words_without(script: str, digits: str, endings: str) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PreTokenizer:
+class PreTokenizer(msgspec.Struct, frozen=True):
     """One kind of pre-tokenizer.
 
     Attributes:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -52,8 +53,7 @@ _UNUSED = frozenset({"v.token_embd.img_break"})  # the decoder's table has it
 _SECOND_FRAME = "v.patch_embd.weight.1"
 
 
-@dataclass(frozen=True, slots=True)
-class Projector:
+class Projector(msgspec.Struct, frozen=True):
     """Header of a projector file. ``stored``: its tensors by their names in it."""
 
     file: GgufFile
@@ -220,8 +220,7 @@ PROJECTIONS: dict[str, dict[str, str]] = {
 """Tensors of the projection of each kind, and the modules that they are."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Computed:
+class Computed(msgspec.Struct, frozen=True, eq=False):
     """A tensor that is computed of stored ones, in float32.
 
     Attributes:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from dragoman.models.gguf.architecture import Config
@@ -15,8 +15,7 @@ from dragoman.models.gguf.tensors import GgufTensor
 Stored = Mapping[str, GgufTensor]
 
 
-@dataclass(frozen=True, slots=True)
-class WholeConfig:
+class WholeConfig(msgspec.Struct, frozen=True):
     """What a projector adds to the config of a decoder.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
+from msgspec.structs import replace
 
 from dragoman.models.gguf.architecture import SIZES, Architecture, Config, Tensors, rms
 from dragoman.models.gguf.metadata import Metadata

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from dragoman.models.config import MOST
 from dragoman.models.gguf.architecture import Architecture, Config, Tensors

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -17,8 +18,7 @@ from dragoman.models.tensors import ELEMENTS, Blocks, Codes, Format, Quantized, 
 _PLAIN = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GgufTensor:
+class GgufTensor(msgspec.Struct, frozen=True, eq=False):
     """Position of a tensor in a GGUF file, and the changes of its numbers.
 
     Attributes:
@@ -163,8 +163,7 @@ class GgufTensor:
         return stored
 
 
-@dataclass(frozen=True, slots=True)
-class GgufNumber:
+class GgufNumber(msgspec.Struct, frozen=True):
     """A number of a file's metadata as a tensor ``[1]``. ``key``: under which it is."""
 
     file: Path

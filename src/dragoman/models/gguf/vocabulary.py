@@ -7,11 +7,12 @@ of words). All become a ``tokenizer.json``; token ids are those of llama.cpp.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -58,8 +59,7 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(msgspec.Struct, frozen=True):
     """The tokens of a file. ``ids``: of special tokens, by their names in ``tokenizer_config.json``."""
 
     tokens: list[str]

@@ -7,8 +7,8 @@ in AWQ's order, and ``scales`` ``[G, N]``. w = scale * (q - zero).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,8 +46,7 @@ _HARMLESS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Awq:
+class Awq(msgspec.Struct, frozen=True):
     """``size``: inputs of a group; -1: all. ``kept``: modules that are not quantized."""
 
     size: int

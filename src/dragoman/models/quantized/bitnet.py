@@ -9,8 +9,8 @@ Activations have 8 bits and a scale for each token there; here they have the for
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,8 +27,7 @@ _DECISIVE = frozenset(
 _NOTE = "the activations' own 8-bit format is not used: products take them as the precision says"
 
 
-@dataclass(frozen=True, slots=True)
-class BitNet:
+class BitNet(msgspec.Struct, frozen=True):
     """``divides``: the scale divides. ``online``: weights are stored as they were trained. ``kept``: not quantized."""
 
     divides: bool

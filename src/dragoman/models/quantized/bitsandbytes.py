@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +42,7 @@ _LARGEST_STATE_BYTES = 1 << 16
 _STORAGES = ("U8", "I8", "float16", "bfloat16", "float32", "F64")
 
 
-@dataclass(frozen=True, slots=True)
-class BitsAndBytes:
+class BitsAndBytes(msgspec.Struct, frozen=True):
     """``bits``: 8 or 4. ``kind``: of the four bits. ``kept``: modules that are not quantized."""
 
     bits: int
@@ -100,8 +99,7 @@ class BitsAndBytes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(msgspec.Struct, frozen=True):
     """The quantization state in JSON: the matrix's shape, and how many codes, and how many factors, share one."""
 
     shape: tuple[int, int]

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,8 +45,7 @@ _WEIGHT_FIELDS = frozenset(
 _WEIGHT_HARMLESS = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Targets:
+class _Targets(msgspec.Struct, frozen=True):
     """Names of modules: whole names, kinds of modules (only ``Linear`` is one with weights here), and patterns."""
 
     names: frozenset[str]
@@ -61,8 +60,7 @@ class _Targets:
         return 1 if "Linear" in self.names else 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Group:
+class _Group(msgspec.Struct, frozen=True):
     """One of the config's groups.
 
     Attributes:
@@ -87,8 +85,7 @@ class _Group:
         return integer_form(bits, self.symmetric, self.shared[1] if self.shared else None)
 
 
-@dataclass(frozen=True, slots=True)
-class CompressedTensors:
+class CompressedTensors(msgspec.Struct, frozen=True):
     """``groups``: a module belongs to the one that matches it most closely, unless ``ignored`` matches it."""
 
     groups: tuple[_Group, ...]

@@ -8,8 +8,8 @@ name says. Activations have specific formats there; here they have that of the s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,8 +53,7 @@ _NUMBERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Float8:
+class Float8(msgspec.Struct, frozen=True):
     """``block``: outputs and inputs that share a scale; None: as in the scales' shapes. ``kept``: not quantized."""
 
     method: str

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -38,8 +39,7 @@ _HARMLESS = frozenset(
 _OVERRIDES = frozenset({"bits", "group_size", "sym", "desc_act"})
 
 
-@dataclass(frozen=True, slots=True)
-class _Groups:
+class _Groups(msgspec.Struct, frozen=True):
     """The quantization of one module. ``size``: inputs of a group; -1: all."""
 
     bits: int
@@ -52,8 +52,7 @@ class _Groups:
         return integer_form(self.bits, self.symmetric, self.size if self.size > 0 else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Gptq:
+class Gptq(msgspec.Struct, frozen=True):
     """Attributes: groups: of modules that ``dynamic`` does not name; there None is a module that is not quantized.
     zero_offset: the number added to a stored zero point: 1 in the first version of the format. blocks: ends of the
     names of the quantized modules of a layer; empty: all. kept: modules that are not quantized.

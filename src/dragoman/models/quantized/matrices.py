@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -21,8 +22,7 @@ _LARGEST_SCALE = 1e35  # times any integer of 8 bits it is a float32
 _FLOAT16_ROUNDING = 2.0**-11
 
 
-@dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(msgspec.Struct, frozen=True):
     """The scales and zero points of a matrix ``[N, K]`` of integers: w = scale * (integer - zero).
 
     Attributes:
@@ -68,8 +68,7 @@ class Grid:
             operation(numbers, np.repeat(per_group, self.group, axis=1)[:, :inputs], out=numbers)
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerMatrix:
+class IntegerMatrix(msgspec.Struct, frozen=True):
     """A matrix of integers of ``bits`` (from -2^(bits - 1) up) and their grid.
 
     Attributes:
@@ -188,8 +187,7 @@ class IntegerMatrix:
         return np.repeat(values.astype(np.float16), times, axis=1)[:, :groups]
 
 
-@dataclass(frozen=True, slots=True)
-class NumberMatrix:
+class NumberMatrix(msgspec.Struct, frozen=True):
     """A matrix of numbers that packed groups cannot hold exactly: rounded to ``form`` where no precision is
     requested."""
 

@@ -10,9 +10,9 @@ that ggml stores the same numbers in: the exponent, and 16 bytes of the first 16
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +33,7 @@ TWICE = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.i
 """Twice the number of each code."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mxfp4:
+class Mxfp4(msgspec.Struct, frozen=True):
     """``kept``: modules that are not quantized."""
 
     kept: tuple[str, ...]
@@ -68,8 +67,7 @@ class Mxfp4:
         return tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _Stored:
+class _Stored(msgspec.Struct, frozen=True):
     """Blocks and scales, as one tensor."""
 
     name: str
@@ -102,10 +100,8 @@ class _Stored:
         return self.blocks.fail(reason)
 
 
-class Mxfp4Stack(_Stored):
+class Mxfp4Stack(_Stored, frozen=True):
     """A stack of matrices ``[E, N, K]``."""
-
-    __slots__ = ()
 
     def read(self) -> NDArray[np.float32]:
         """Raise ModelError: it is read matrix by matrix."""
@@ -121,10 +117,8 @@ class Mxfp4Stack(_Stored):
         return Mxfp4Matrix(self.name, self.blocks.matrix(index), self.scales.matrix(index), (outputs, inputs))
 
 
-class Mxfp4Matrix(_Stored):
+class Mxfp4Matrix(_Stored, frozen=True):
     """One matrix ``[N, K]``."""
-
-    __slots__ = ()
 
     def read(self) -> NDArray[np.float32]:
         """Return its numbers."""

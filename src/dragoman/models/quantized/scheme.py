@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
@@ -65,8 +66,7 @@ class Options(Config):
         return tuple(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(msgspec.Struct, frozen=True):
     """The tensors that a checkpoint stores for one module, by the part of their names after the module's."""
 
     module: str

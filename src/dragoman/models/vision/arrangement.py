@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ class Sequences(NamedTuple):
     lengths: Int32s | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Arrangement:
+class Arrangement(msgspec.Struct, frozen=True, eq=False):
     """The rows of one run of a tower.
 
     Attributes:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+import msgspec
+from msgspec.structs import replace
 
 from dragoman.models.vision.parts import Layers, Pixels, Projection, Reduction, Resampler, Tags, Tiling
 from dragoman.models.vision.readers import read_vision
@@ -12,8 +14,7 @@ from dragoman.models.vision.readers import read_vision
 _PADDED = 8  # rows of a tile are a multiple of so many, where the tower sees all tiles at once
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionDescription:
+class VisionDescription(msgspec.Struct, frozen=True, kw_only=True):
     """A vision transformer (Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929) before a decoder.
 
     An image is made tiles, a tile patches; the tower makes a vector of each patch, the reduction and the projection

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parts import Tiling, grids_of
@@ -38,8 +39,7 @@ class Grid(NamedTuple):
     size: Size
 
 
-@dataclass(frozen=True, slots=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """How an image becomes tiles.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dragoman.models.parameter import Parameter
 from dragoman.models.vision.description import VisionDescription

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu"]
 Norm = Literal["rms", "layer"]
@@ -23,8 +24,7 @@ RESAMPLINGS: dict[int, Resampling] = {0: "nearest", 1: "lanczos", 2: "bilinear",
 """Kinds of resampling by their numbers in a preprocessor's config, which are Pillow's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class Layers(msgspec.Struct, frozen=True, kw_only=True):
     """Layers of attention and a feed-forward network, in which every patch of a tile sees all others.
 
     Attributes:
@@ -88,8 +88,7 @@ class Layers:
         return self.width // self.heads
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reduction:
+class Reduction(msgspec.Struct, frozen=True, kw_only=True):
     """How neighbouring patches become one token.
 
     Attributes:
@@ -104,8 +103,7 @@ class Reduction:
     standardised: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Projection:
+class Projection(msgspec.Struct, frozen=True, kw_only=True):
     """From a reduced patch to an embedding of the decoder: ``[norm ·] W``, or ``W2 · act(W1 · [norm])``.
 
     Attributes:
@@ -131,8 +129,7 @@ class Projection:
     factor: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resampler:
+class Resampler(msgspec.Struct, frozen=True, kw_only=True):
     """Learned vectors that look at a tile's rows, and are its embeddings (Perceiver, Jaegle et al. 2021,
     https://arxiv.org/abs/2103.03206; Idefics 1 and 2).
 
@@ -156,8 +153,7 @@ class Resampler:
     head_norm: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pixels:
+class Pixels(msgspec.Struct, frozen=True, kw_only=True):
     """From an image to the numbers that the tower takes: (level / 255 - mean) / deviation of each channel.
 
     Attributes:
@@ -170,8 +166,7 @@ class Pixels:
     rescale: float = 1 / 255
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tiling:
+class Tiling(msgspec.Struct, frozen=True, kw_only=True):
     """How an image becomes tiles of ``side`` by ``side`` pixels.
 
     Attributes:
@@ -215,8 +210,7 @@ class Tiling:
     cut_above: float = math.inf
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tags:
+class Tags(msgspec.Struct, frozen=True, kw_only=True):
     """What takes the place of an image in the prompt, around the image's tokens.
 
     Attributes:

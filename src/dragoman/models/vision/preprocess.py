@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dragoman.core.lazy_imports import np
 from dragoman.models.vision.description import VisionDescription
@@ -29,8 +30,7 @@ _FILTERS: dict[Resampling, int] = {"nearest": 0, "lanczos": 1, "bilinear": 2, "b
 _MOST_SCALED = 1 << 24  # pixels of an image of which the middle is taken
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PreparedImage:
+class PreparedImage(msgspec.Struct, frozen=True, eq=False):
     """An image as a tower takes it.
 
     Attributes:

@@ -4,8 +4,9 @@ to the fields of a ``VisionDescription``."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import LARGEST_HEAD, Config

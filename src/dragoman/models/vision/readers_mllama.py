@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman import kernels
@@ -60,8 +61,7 @@ def _name(module: str, kind: str, layer: int | None) -> str:
     return f"{place}{PREFIX}{module}.{kind}"
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedLayers:
+class RecordedLayers(msgspec.Struct, frozen=True):
     """The layers as one program. ``ends``: its operations so far at the end of each layer's attention, and of its
     network."""
 
@@ -220,8 +220,7 @@ class _Taken:
             p.join(self.buffer, before, x)
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedProjection:
+class RecordedProjection(msgspec.Struct, frozen=True):
     """The projection as a program over rows that have no positions."""
 
     program: kernels.Program
@@ -313,8 +312,7 @@ class _ClippedProducts:
                 p.join(out, outs[place - 1], target)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerRecorder:
+class LayerRecorder(msgspec.Struct, frozen=True):
     """Records norms and products of modules."""
 
     program: kernels.Program
