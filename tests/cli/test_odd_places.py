@@ -248,6 +248,12 @@ def test_output_that_cannot_be_written_is_an_error_in_one_line() -> None:
     ("line", "said"),
     [
         ('serve --state-dir ""', "Invalid value for --state-dir: this is empty"),
+        ('serve --alias ""', "Invalid value for --alias[0]: Expected `str` of length >= 1"),
+        (f'serve --name {"a" * 513}', "Invalid value for --name: Expected `str` of length <= 512"),
+        ('serve --backlog 9999999999', "Invalid value for --backlog: Expected `int` <= 2147483647"),
+        (f'serve --cache-bytes {10**30}', "Invalid value for --cache-bytes: Expected `int` <= 9223372036854775807"),
+        ('serve --image-workers 5000', "Invalid value for --image-workers: Expected `int` <= 1024"),
+        ('serve --top-k 9999999999', "Invalid value for --top-k: Expected `int` <= 2147483647"),
         ('plan ""', "Invalid value for MODEL: this is empty"),
         ('serve --trusted-proxy nonsense', "--trusted-proxy nonsense: not an address"),
         ('status --url http://[::1', "http://[::1 is not an address: Invalid IPv6 URL"),

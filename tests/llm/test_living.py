@@ -279,6 +279,7 @@ def test_what_a_handler_of_the_programs_own_raises_ends_a_batch(llm: LLM) -> Non
         ({"precission": "int8"}, TypeError, "no option 'precission'"),
         ({"name": "x"}, TypeError, "no option 'name'"),
         ({"precision": "int3"}, InvalidParams, "'precision' is 'int3': expected 'float32'"),
+        ({"cache_bytes": 2**64}, InvalidParams, "'cache_bytes' is 18446744073709551616: expected `int` <= "),
         ({"max_context": 0}, InvalidParams, "'max_context' is 0: expected `int` >= 1."),
         ({"adapters": {"a,b": "folder"}}, InvalidParams, "'adapters' has 'a,b'"),
         ({"adapters": ["a"]}, InvalidParams, "'adapters' is .'a'.: expected a dict"),

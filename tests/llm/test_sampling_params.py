@@ -166,6 +166,11 @@ def test_what_is_not_given_is_left_to_the_core() -> None:
         ({"length_penalty": math.inf, "num_beams": 2}, "'length_penalty' is inf: expected a finite number."),
         ({"logit_bias": {1: math.nan}}, "'logit_bias' is {1: nan}: expected a finite number."),
         ({"logit_bias": {"1": 1.0}}, "got `str` as a key."),
+        ({"top_k": 2**40}, "'top_k' is 1099511627776: expected `int` <= 2147483647."),
+        (
+            {"reasoning_budget": 2**64},
+            "'reasoning_budget' is 18446744073709551616: expected `int` <= 9223372036854775807.",
+        ),
         ({"top_p": 10**400}, "'top_p' is 1000"),
         ({"top_k": 1.5}, "'top_k' is 1.5: expected `int | None`, got `float`."),
         ({"n": 0}, "'n' is 0: expected `int` >= 1."),

@@ -55,6 +55,9 @@ REMEDIES = {
 }
 """What is said of errors that say nothing of their remedy, by their number."""
 
+LARGEST = 2**63 - 1
+"""Larger numbers cannot be sent to the engine's process."""
+
 _HELP = {"help_option_names": ["-h", "--help"]}
 _GIVEN = "dragoman.given"
 _FILE = "dragoman.configuration_file"
@@ -369,6 +372,8 @@ def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any
                 raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
         elif "" in texts and value != option.default:  # of a shell's variable that is not set; "" is the working folder
             raise typer.BadParameter(NO_NAME, param_hint=option.flag)
+        if isinstance(value, int) and value > LARGEST:
+            raise typer.BadParameter(f"Expected `int` <= {LARGEST}", param_hint=option.flag)
     try:
         return msgspec.convert(given, struct)
     except msgspec.ValidationError as error:

@@ -18,6 +18,7 @@ from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema,
 from dragoman.core.errors import BadRequest
 from dragoman.core.request import GenerationRequest, Prompt
 from dragoman.core.sampling import (
+    MAX_COUNT,
     MAX_SEED,
     BeamParams,
     EndingParams,
@@ -32,6 +33,8 @@ MAX_SEQUENCES = 2048
 """Sequences of one request."""
 MAX_TOP = 1024
 """Most alternatives for one token."""
+LARGEST = 2**63 - 1
+"""Larger numbers, but for seeds, cannot be sent to the engine's process."""
 PROMPT_MAX_TOKENS = 16
 """Most tokens after a prompt without ``max_tokens``, as in OpenAI's completions and in vLLM."""
 
@@ -159,7 +162,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     truncate_prompt_tokens: Positive | None = None
     temperature: Annotated[float, within("sampling.temperature", maximum=100)] | None = None
     temperature_last: bool = False
-    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_COUNT)] | None = None
     top_p: Annotated[float, within("sampling.top_p")] | None = None
     min_p: Annotated[float, within("sampling.min_p")] | None = None
     typical_p: Annotated[float, within("sampling.typical_p")] | None = None
@@ -368,6 +371,8 @@ def check_fields(params: msgspec.Struct) -> None:
         numbers = checked.values() if isinstance(checked, dict) else (checked,)
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise InvalidParams(f"'{name}' is {_shown(value)}: expected a finite number.", param=name)
+        if isinstance(checked, int) and checked > LARGEST and name != "seed":
+            raise InvalidParams(f"'{name}' is {_shown(value)}: expected `int` <= {LARGEST}.", param=name)
         msgspec.structs.force_setattr(params, name, checked)
 
 

@@ -116,7 +116,7 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     proxy_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
     max_connections_per_client: Count | None = None
     reserved_connections: Count = 64
-    backlog: Count = 4096
+    backlog: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4096
     max_pipelined: Count = 8
     max_buffered_bytes: Count = 64 * 1024 * 1024
     cluster_secret_file: str | None = None

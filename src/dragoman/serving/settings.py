@@ -12,7 +12,10 @@ from msgspec import Meta
 from dragoman.core.user_folders import expand_user
 
 Count = Annotated[int, Meta(ge=1)]
+Workers = Annotated[int, Meta(ge=1, le=1024)]
 Seconds = Annotated[float, Meta(gt=0)]
+MOST_NAME_CHARS = 512
+"""Requests name no model with more."""
 
 
 class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,8 +45,8 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Server"
 
-    name: str | None = None
-    alias: tuple[str, ...] = ()
+    name: Annotated[str, Meta(max_length=MOST_NAME_CHARS)] | None = None
+    alias: tuple[Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS)], ...] = ()
     chat_template: str | None = None
     unknown_models: Literal["refuse", "default"] = "refuse"
     max_waiting: Count = 256
@@ -121,7 +124,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     PANEL: ClassVar[str] = "Sampling"
 
     temperature: Annotated[float, Meta(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Meta(ge=0)] | None = None
+    top_k: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     typical_p: Annotated[float, Meta(gt=0, le=1)] | None = None
@@ -149,11 +152,11 @@ class WorkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Work beside the engine"
 
-    text_threads: Count = 3
-    template_workers: Count = 2
-    grammar_workers: Count = 2
-    image_workers: Count = 2
-    hub_threads: Count = 4
+    text_threads: Workers = 3
+    template_workers: Workers = 2
+    grammar_workers: Workers = 2
+    image_workers: Workers = 2
+    hub_threads: Workers = 4
     hub_timeout_s: Seconds = 300.0
     max_queued_work: Count = 512
     max_queued_grammars: Count = 64
