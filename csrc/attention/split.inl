@@ -51,7 +51,7 @@ struct QueryCursor {
   float* result() const { return tile.out + row * tile.ldout + head * tile.kv->value_dim; }
 };
 
-// Whether a cache multiplies all queries of a tile at once: score() and weigh() (simd/amx_attention.inl).
+// Whether a cache multiplies all queries of a tile at once: score() and weigh() (simd/amx_attention.h).
 template <class Cache>
 constexpr bool kInTiles = requires { Cache::begin_tiles(); };
 

@@ -5,11 +5,11 @@
 #include "gemm/codes.inl"
 #include "simd/amx_tiles.h"
 #include "simd/kernels.h"
-#include "simd/amx_integers.inl"
-#include "simd/amx_bfloat16.inl"
+#include "simd/amx_integers.h"
+#include "simd/amx_bfloat16.h"
 #include "layers/transform.inl"
 #include "attention/split.inl"
-#include "simd/amx_attention.inl"
+#include "simd/amx_attention.h"
 // clang-format on
 
 namespace dragoman {

@@ -1,5 +1,5 @@
-"""AMX's kernels: on a processor that has tiles, and anywhere with tiles in plain C++, which do what the manual says of the
-instructions (simd/amx_tiles.h)."""
+"""AMX's kernels: on a processor that has tiles, and anywhere with tiles in plain C++, which do what the manual says of
+the instructions (simd/amx_tiles.h)."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_blocks_of_gguf_have_the_bits_of_avx512(kind, tiles):
         x = rng.standard_normal((max(ROWS), k)).astype(np.float32)
         kernels.force("avx512")
         expected = kernels.linear(x, w)
-        assert np.isfinite(expected).all() and expected.any()
+        assert np.isfinite(expected).all()
+        assert expected.any()
         kernels.force(tiles)
         for rows in ROWS:
             np.testing.assert_array_equal(kernels.linear(x[:rows], w), expected[:rows])

@@ -17,6 +17,7 @@ from dragoman.kernels.kv_pool import KVPrecision
 from dragoman.kernels.reference import attention as reference
 
 Floats = NDArray[np.float32]
+PLAIN_TILES = ["amx_plain"] if kernels.instruction_sets()[0] == "avx512" else []  # where the processor has none
 BLOCKS, OWN = 200, 7  # of a pool; and so far behind a block of the first group lies the own one
 Kept = KVPrecision | Literal["own"]  # int4, with each query's own block in bfloat16
 PRECISIONS: tuple[Kept, ...] = ("float32", "bfloat16", "int8", "int4", "own")
@@ -131,8 +132,7 @@ class Layer:
     def expected(self, sequence: int, length: int) -> Floats:
         rows = self.table[sequence * self.length :][:length]
         q, k, *rest = np.split(rows, [self.heads * self.head_dim, (self.heads + self.kv_heads) * self.head_dim], axis=1)
-        v = rest[0] if not self.latent else k
-        shape = (length, -1, self.head_dim)
+        v, shape = k if self.latent else rest[0], (length, -1, self.head_dim)
         near = rounded(np.ascontiguousarray(k)).reshape(shape), rounded(np.ascontiguousarray(v)).reshape(shape)
         if self.precision == "bfloat16":
             k, v = near
@@ -147,12 +147,7 @@ class Layer:
         )
 
 
-# Where no processor's tiles are, those in plain C++ multiply a pool in bfloat16.
-_SETS = kernels.instruction_sets()
-_PLAIN_TILES = ["amx_plain"] if "avx512" in _SETS and "amx" not in _SETS else []
-
-
-@pytest.fixture(params=_SETS + _PLAIN_TILES, autouse=True)
+@pytest.fixture(params=[*kernels.instruction_sets(), *PLAIN_TILES], autouse=True)
 def _instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
     before = kernels.instruction_set()
     kernels.force(request.param)

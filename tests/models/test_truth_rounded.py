@@ -109,7 +109,7 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
         for name, value in model.weights.items()
     }
     round_input = round_to_bfloat16 if precision == "bfloat16" else round_to_int8
-    # AVX-512 and AMX have products of two bfloat16; the other kernels widen keys and values and leave the rest in float32.
+    # AVX-512 and AMX multiply two bfloat16; the other kernels widen keys and values and leave the rest in float32.
     round_query = round_to_bfloat16 if kernels.instruction_set() in ("amx", "avx512") else np.asarray
     judge = NumpyDecoder(model.config, weights, round_input, round_to_bfloat16, round_query, rounded=True)
     errors = []

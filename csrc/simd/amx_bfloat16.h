@@ -1,4 +1,6 @@
 // Products with bfloat16 in AMX's tiles, whose order of additions (amx_tiles.h) one row takes too.
+#pragma once
+
 namespace dragoman::DRAGOMAN_ISA {
 
 constexpr long kPassRows = 2 * kTileRows;

@@ -5,6 +5,8 @@
 // amx_tiles.h; a query's tiles have the same numbers whatever the other rows are. A token that a query does not see has
 // a weight of 0, and takes part with that: its value is made 0 where no query sees it, and where it is no finite number
 // the queries are multiplied one by one.
+#pragma once
+
 namespace dragoman::DRAGOMAN_ISA {
 namespace {
 

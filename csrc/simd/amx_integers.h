@@ -4,6 +4,8 @@
 // rows of a strip go by, 16 at a time: two tiles of sums for each part of the inputs that shares a scale. Integer sums
 // are exact, and folded in the order of AVX-512's, so the bits are the same. While the tiles multiply 16 rows, the sums
 // of the 16 before are folded; the processor has one unit for that while it uses tiles, and folding takes longer.
+#pragma once
+
 namespace dragoman::DRAGOMAN_ISA {
 
 // Rows of a strip, whose sums stay in the first-level cache, and bytes of it, which stay in the second-level one.
