@@ -49,24 +49,28 @@ compute: they take seconds."""
 
 LONGEST = (
     "engine/test_same_request_same_tokens.py",
-    "models/test_truth_rounded.py",
-    "cli/test_code_blocks.py",
-    "simulation/test_simulation.py",
-    "siege/test_siege.py",
+    "kernels/test_attention.py",
     "engine_client/test_crash_replay.py",
-    "models/test_truth_float32.py",
-    "benchmarks/test_bench.py",
+    "models/test_truth_rounded.py",
+    "server/test_waiting_for_models.py",
+    "siege/test_siege.py",
     "server/test_progress.py",
-    "cli/test_doctor.py",
-    "models/test_hub.py",
-    "server/test_sockets.py",
-    "server/test_shutdown.py",
-    "cli/test_serve.py",
-    "server/test_listening.py",
-    "soak/test_soak.py",
+    "kernels/test_self_test.py",
     "server/test_lifecycle.py",
-    "cluster/test_changes.py",
-    "server/test_model_swap.py",
+    "dialects/test_reasoned_calls.py",
+    "simulation/test_simulation.py",
+    "dialects/test_documents.py",
+    "benchmarks/test_bench.py",
+    "soak/test_soak.py",
+    "server/test_behind_a_proxy.py",
+    "server/test_parsing.py",
+    "models/test_hub.py",
+    "cli/test_code_blocks.py",
+    "server/test_key_before_body.py",
+    "models/test_truth_float32.py",
+    "cluster/test_survival.py",
+    "server/test_listening.py",
+    "llm/test_living.py",
     "server/test_rude_crowd.py",
 )
 """Files that take long, in their order: several processes divide the files, and the last ones should be short."""
@@ -123,13 +127,30 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: places.get(str(item.path), len(LONGEST)))
 
 
+KEEP_OUT = gc.freeze
+"""Keeps all there is out of sight of the garbage collector."""
+
+
 def pytest_collection_finish() -> None:
     """What is loaded now stays until the end, and the garbage collector need not look at it again.
 
-    PyTorch and 17,000 tests are some millions of objects: a tenth to half a second each time. Every server of a test
+    PyTorch and 18,000 tests are some millions of objects: a tenth to half a second each time. Every server of a test
     has garbage collected before its start and after it, and there takes back what is kept out, in a process that it
     takes for its own. Here that would be all of this.
     """
-    gc.collect()
-    gc.freeze()
+    KEEP_OUT()
     gc.freeze = gc.unfreeze = lambda: None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """After the last test of a file, what is no garbage stays, too: modules that its tests have imported, and caches.
+
+    To look at all of that again and again took a fifth of the processor time of tests that run servers.
+    """
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path != item.path:
+            gc.collect()
+            KEEP_OUT()
