@@ -326,7 +326,8 @@ Tile<Prefetch> tile_of(long rows) {
   return tiles[rows - 1];
 }
 
-// Distance at which one tile prefetches weights from memory, and from how many rows on.
+// Distance at which one tile prefetches weights from memory, and from how many rows on where the processor's own
+// prefetcher is left alone with fewer.
 struct FetchAhead {
   long rows, bytes;
 };
@@ -352,7 +353,7 @@ void multiply_block(const Matrix& w, const Activations& a, long block, bool anot
   constexpr FetchAhead ahead = fetch_ahead(kind);
   const long count = (a.rows + R - 1) / R;
   if constexpr (ahead.rows <= R) {
-    if (count == 1 && a.rows >= ahead.rows && a.rows <= kTogetherRows) {
+    if (count == 1 && a.rows >= rows_to_fetch_from(ahead.rows) && a.rows <= kTogetherRows) {
       return tile_of<kind, R, Ahead>(a.rows)(w, a, 0, Ahead{.bytes = ahead.bytes}, out, block);
     }
   }

@@ -235,6 +235,7 @@ DRAGOMAN_INLINE Vec add_where_at_most(Vec a, const std::uint32_t* words, std::ui
 
 constexpr bool kBytesAreSigned = true;
 
+DRAGOMAN_INLINE long rows_to_fetch_from(long tuned) { return tuned; }
 DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 template <class Sum>
 DRAGOMAN_INLINE void hold(Sum&) {}

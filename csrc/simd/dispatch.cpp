@@ -208,6 +208,15 @@ std::vector<std::string> supported_kernels() {
   return names;
 }
 
+bool is_intel() {
+#if defined(__x86_64__)
+  static const bool intel = __builtin_cpu_is("intel") != 0;
+  return intel;
+#else
+  return false;
+#endif
+}
+
 void force_kernels(const std::string& name) { current.store(&choose(name), std::memory_order_release); }
 
 }  // namespace dragoman

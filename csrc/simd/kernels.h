@@ -34,6 +34,9 @@ const Kernels& kernels();
 // Names of the tables that work on this machine, best first: that is chosen.
 std::vector<std::string> supported_kernels();
 
+// Whether the processor is Intel's, whose prefetcher is helped from one row on.
+bool is_intel();
+
 // Makes `name` the table in use from now on. For tests; not while a kernel is running.
 void force_kernels(const std::string& name);
 

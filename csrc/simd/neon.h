@@ -178,6 +178,7 @@ DRAGOMAN_INLINE void sum_four(const Vec (&a)[4], float* out) {
   vst1q_f32(out, vpaddq_f32(lower, upper));
 }
 
+DRAGOMAN_INLINE long rows_to_fetch_from(long tuned) { return tuned; }
 DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 template <class Sum>
 DRAGOMAN_INLINE void hold(Sum&) {}

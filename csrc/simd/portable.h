@@ -127,6 +127,8 @@ DRAGOMAN_INLINE void sum_four(const Vec (&a)[4], float* out) {
   for (int i = 0; i < 4; ++i) out[i] = hsum(a[i]);
 }
 
+// From how many rows on a tile that is alone prefetches its weights, where Tuning says `tuned`.
+DRAGOMAN_INLINE long rows_to_fetch_from(long tuned) { return tuned; }
 // Prefetches a line into the second-level cache, after the additions to a sum before hold(sum).
 DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 template <class Sum>
