@@ -57,7 +57,8 @@ def run_forked(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command, and wait for its end. ``environment``: this process's by default."""
     variables = dict(os.environ if environment is None else environment)
-    assert "DRAGOMAN_KERNELS" not in variables, "the kernels are imported already"
+    chosen = variables.get("DRAGOMAN_KERNELS")
+    assert chosen == os.environ.get("DRAGOMAN_KERNELS"), "the kernels are imported already"
     asked = {"arguments": arguments, "folder": str(folder or Path.cwd()), "environment": variables}
     with contextlib.ExitStack() as files:
         given, out, err = (files.enter_context(tempfile.TemporaryFile()) for _ in range(3))

@@ -151,7 +151,8 @@ def test_nothing_looks_for_garbage_while_a_server_starts_and_it_is_looked_for_ag
         asyncio.run(settle())
         assert gc.isenabled()
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "DRAGOMAN_KERNELS"}
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, check=True)
 
 
 @pytest.mark.parametrize("arguments", [["--no-such-option"], ["--port", "x"], ["--help"], ["/no/such/model"]])
