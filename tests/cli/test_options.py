@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dragoman.cli import configuration
 from dragoman.cli.app import cli
 from dragoman.cli.command_line import CommandLine
-from dragoman.cli.options import options_of
+from dragoman.cli.options import NAMES_OF_FILES, options_of
 from dragoman.core.errors import DragomanError
 
 
@@ -253,3 +253,10 @@ def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_left_alone
     result = CliRunner().invoke(line.typer, ["boil"], env=linked)
     assert (result.exit_code, result.output) == (0, "")
     assert boiled == [Kettle()]
+
+
+def test_options_that_name_files_are_known_as_such() -> None:
+    options = {option.name: option for several in cli.commands.values() for option in several}
+    assert options.keys() >= NAMES_OF_FILES
+    texts = {name for name, option in options.items() if option.annotation in (str, str | None, tuple[str, ...])}
+    assert {name for name in texts if re.search(r"_(file|folder|dir|path|cert|cache)$", name)} <= NAMES_OF_FILES

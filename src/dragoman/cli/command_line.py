@@ -30,6 +30,7 @@ import typer.main
 from dragoman.cli import configuration, console
 from dragoman.cli.options import BY_FLAG, NAMES_OF_FILES, Option, Settings, options_of
 from dragoman.core.errors import DragomanError
+from dragoman.core.sampling import MAX_INTEGER
 
 EPILOG = (
     "Each option may also be given as a variable (--max-context: DRAGOMAN_MAX_CONTEXT) or in a TOML file "
@@ -54,9 +55,6 @@ REMEDIES = {
     errno.ENOSPC: NO_SPACE,
 }
 """What is said of errors that say nothing of their remedy, by their number."""
-
-LARGEST = 2**63 - 1
-"""Larger numbers cannot be sent to the engine's process."""
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _GIVEN = "dragoman.given"
@@ -372,8 +370,8 @@ def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any
                 raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
         elif "" in texts and value != option.default:  # of a shell's variable that is not set; "" is the working folder
             raise typer.BadParameter(NO_NAME, param_hint=option.flag)
-        if isinstance(value, int) and value > LARGEST:
-            raise typer.BadParameter(f"Expected `int` <= {LARGEST}", param_hint=option.flag)
+        if isinstance(value, int) and value > MAX_INTEGER:
+            raise typer.BadParameter(f"Expected `int` <= {MAX_INTEGER}", param_hint=option.flag)
     try:
         return msgspec.convert(given, struct)
     except msgspec.ValidationError as error:

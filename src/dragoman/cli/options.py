@@ -61,6 +61,7 @@ NAMES_OF_FILES = frozenset(
         "record",
         "repository",
         "second",
+        "shard_uds_path",
         "state_dir",
         "tls_cert",
         "tls_key",

@@ -11,6 +11,8 @@ MAX_SEED = 2**64 - 1
 MAX_BEAMS = 31
 MAX_FLOAT32 = 3.4e38
 MAX_COUNT = 2**31 - 1
+MAX_INTEGER = 2**63 - 1
+"""Larger numbers, but for seeds, cannot be sent to the engine's process."""
 
 
 class Range(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from dragoman.core.errors import BadRequest
 from dragoman.core.request import GenerationRequest, Prompt
 from dragoman.core.sampling import (
     MAX_COUNT,
+    MAX_INTEGER,
     MAX_SEED,
     BeamParams,
     EndingParams,
@@ -33,8 +34,6 @@ MAX_SEQUENCES = 2048
 """Sequences of one request."""
 MAX_TOP = 1024
 """Most alternatives for one token."""
-LARGEST = 2**63 - 1
-"""Larger numbers, but for seeds, cannot be sent to the engine's process."""
 PROMPT_MAX_TOKENS = 16
 """Most tokens after a prompt without ``max_tokens``, as in OpenAI's completions and in vLLM."""
 
@@ -371,8 +370,8 @@ def check_fields(params: msgspec.Struct) -> None:
         numbers = checked.values() if isinstance(checked, dict) else (checked,)
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
             raise InvalidParams(f"'{name}' is {_shown(value)}: expected a finite number.", param=name)
-        if isinstance(checked, int) and checked > LARGEST and name != "seed":
-            raise InvalidParams(f"'{name}' is {_shown(value)}: expected `int` <= {LARGEST}.", param=name)
+        if isinstance(checked, int) and checked > MAX_INTEGER and name != "seed":
+            raise InvalidParams(f"'{name}' is {_shown(value)}: expected `int` <= {MAX_INTEGER}.", param=name)
         msgspec.structs.force_setattr(params, name, checked)
 
 
