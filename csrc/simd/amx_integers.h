@@ -11,8 +11,8 @@ namespace dragoman::DRAGOMAN_ISA {
 // Rows of a strip, whose sums stay in the first-level cache, and bytes of it, which stay in the second-level one.
 constexpr long kStripRows = 128, kStripBytes = 1 << 20;
 
-// Whether tiles are used: with fewer rows AVX-512 takes no longer, at one byte a number up to 27, where 32 share a
-// scale.
+// Whether tiles are used. With fewer than 16 rows AVX-512 takes no longer, and in int8 with a scale for each 32 numbers
+// with fewer than 28.
 inline bool is_for_tiles(const Matrix& w, long rows) {
   return rows >= (w.precision == Precision::int8 && !w.wide ? 28 : 16);
 }

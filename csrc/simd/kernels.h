@@ -31,7 +31,7 @@ struct Kernels {
 // Throws std::invalid_argument when that name is unknown or unsupported here.
 const Kernels& kernels();
 
-// Names of the tables that work on this machine, best first: that is chosen.
+// Names of the tables that work on this machine, best first; the first one is chosen.
 std::vector<std::string> supported_kernels();
 
 // Whether the processor is Intel's, whose prefetcher is helped from one row on.
