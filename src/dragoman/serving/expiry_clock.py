@@ -1,4 +1,4 @@
-"""The clock that kept things expire by."""
+"""The clock by which stored things expire."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 STEP_S = 60.0
-"""By how much more the system's clock has to go ahead than time passes to have been set."""
+"""If the system's clock goes ahead of the time that has passed by more than these seconds, somebody has set it."""
 
 BELIEVED_AFTER_S = 86400.0
-"""Seconds after which a clock that was set ahead, and stays so, is right."""
+"""A clock that was set ahead and stays ahead for so many seconds is taken to be right."""
 
 
 def steady_time() -> float:
@@ -20,8 +20,8 @@ def steady_time() -> float:
 
 
 class ExpiryClock:
-    """The system's clock, in seconds since the epoch, for what is kept for a time and then deleted. When it is set,
-    nothing expires early: a clock that is wrong for a moment must not delete everything.
+    """The system's clock, in seconds since the epoch, for what is stored for some time and then deleted. When somebody
+    sets it, nothing expires early: a clock that is wrong for a moment must not delete everything.
 
     ``steady``: seconds on a clock that is never set.
     """
@@ -32,11 +32,11 @@ class ExpiryClock:
         self._ahead_since: float | None = None
 
     def stamp(self) -> float:
-        """Return the time of what is made or used now; where the clock was set back, that which has passed."""
+        """Return the time of what is made or used now. It goes on where the system's clock was set back."""
         return max(self._wall(), self._offset + self._steady())
 
     def now(self) -> float:
-        """Return the time that decides what has expired; where the clock was set ahead, that which has passed."""
+        """Return the time that decides what has expired. It takes no leap where the system's clock was set ahead."""
         wall, steady = self._wall(), self._steady()
         if wall <= self._offset + steady + STEP_S:
             self._ahead_since = None
