@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dragoman.cli import configuration
 from dragoman.cli.app import cli
 from dragoman.cli.command_line import CommandLine
-from dragoman.cli.options import NAMES_OF_FILES, options_of
+from dragoman.cli.options import options_of
 from dragoman.core.errors import DragomanError
 
 
@@ -256,7 +256,15 @@ def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_left_alone
 
 
 def test_options_that_name_files_are_known_as_such() -> None:
-    options = {option.name: option for several in cli.commands.values() for option in several}
-    assert options.keys() >= NAMES_OF_FILES
-    texts = {name for name, option in options.items() if option.annotation in (str, str | None, tuple[str, ...])}
-    assert {name for name in texts if re.search(r"_(file|folder|dir|path|cert|cache)$", name)} <= NAMES_OF_FILES
+    for command, options in cli.commands.items():
+        for option in options:
+            is_text = option.annotation in (str, str | None, tuple[str, ...])
+            named_so = re.search(r"_(file|folder|dir|path|cert|cache)$", option.name)
+            described_so = re.match(r"(a |an |each )?(file|folder|GGUF file)\b", option.help, re.IGNORECASE)
+            if is_text and (named_so or described_so):
+                assert option.is_file, f"{command}: {option.name} is a FileName"
+
+
+def test_a_name_is_a_file_in_one_command_and_a_text_in_another() -> None:
+    of_chat, of_bench = ({o.name: o for o in cli.commands[name]}["image"] for name in ("chat", "bench"))
+    assert (of_chat.is_file, of_bench.is_file) == (True, False)

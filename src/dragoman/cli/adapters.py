@@ -9,6 +9,7 @@ import msgspec
 from dragoman.cli import console
 from dragoman.cli.address import Address, address_of
 from dragoman.cli.server_calls import ask_json, ask_text, entries
+from dragoman.core.regular_file import FileName
 
 LOAD_TIMEOUT_S = 600.0
 """Includes the time for downloading an adapter."""
@@ -49,7 +50,7 @@ class AdapterChoice(LoadedAdapterChoice, frozen=True, kw_only=True):
     """The adapter's name and source."""
 
     adapter_source: Annotated[
-        str | None,
+        FileName | None,
         msgspec.Meta(
             description="A folder in the server's --adapters-folder, or a hub id where the server has "
             "--offer-downloads; by default what the server offers under the name.",

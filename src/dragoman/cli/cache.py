@@ -13,6 +13,7 @@ import msgspec
 
 from dragoman.cli import console
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import FileName
 from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
 from dragoman.engine.prefix_store.segment import (
     HEAD_BYTES,
@@ -35,8 +36,8 @@ class CacheChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Cache"
 
-    prefix_cache_folder: str | None = None
-    cached_model: Annotated[str, msgspec.Meta(extra={"configurable": False})] = ""
+    prefix_cache_folder: FileName | None = None
+    cached_model: Annotated[FileName, msgspec.Meta(extra={"configurable": False})] = ""
 
 
 def list_cache(choice: CacheChoice) -> None:

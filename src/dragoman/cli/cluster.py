@@ -12,6 +12,7 @@ from dragoman.cli import console
 from dragoman.cli.settings import ModelChoice
 from dragoman.cluster.settings import ClusterSettings, cluster_settings
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import FileName
 from dragoman.server.keys import reaches_others
 from dragoman.server.settings import DialectName
 
@@ -51,14 +52,14 @@ class ClusterOptions(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: Annotated[int, Meta(ge=1, le=65535, extra={"short": "-p"})] = 8000
     replica_option: tuple[str, ...] = ()
-    api_key_file: str | None = None
+    api_key_file: FileName | None = None
     insecure: bool = False
     replica_cpus: Annotated[float, Meta(ge=0)] = 1.0
     spill: Annotated[int, Meta(ge=0)] = 8
     drain_s: Annotated[float, Meta(ge=0)] = 30.0
     dialect: DialectName = "openai"
-    tls_cert: str | None = None
-    tls_key: str | None = None
+    tls_cert: FileName | None = None
+    tls_key: FileName | None = None
 
 
 def serve(choice: ModelChoice, cluster: ClusterOptions) -> None:

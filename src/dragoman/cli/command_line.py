@@ -28,7 +28,7 @@ import typer.core
 import typer.main
 
 from dragoman.cli import configuration, console
-from dragoman.cli.options import BY_FLAG, NAMES_OF_FILES, Option, Settings, options_of
+from dragoman.cli.options import BY_FLAG, Option, Settings, options_of
 from dragoman.core.errors import DragomanError
 from dragoman.core.sampling import MAX_INTEGER
 
@@ -365,7 +365,7 @@ def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any
     for option in options:
         value = given[option.name]
         texts = value if isinstance(value, tuple) else (value,)
-        if option.name not in NAMES_OF_FILES:
+        if not option.is_file:
             if not all(map(_is_utf_8, texts)):
                 raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
         elif "" in texts and value != option.default:  # of a shell's variable that is not set; "" is the working folder

@@ -13,6 +13,7 @@ import typer
 from dragoman.cli import console
 from dragoman.cli.locallab_start import check_saved, read_saved, saved_file, write_saved
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import FileName
 from dragoman.dialects.locallab.settings import LocalLabSettings
 
 _HERE_ONLY = {"configurable": False}
@@ -47,7 +48,9 @@ class ConfigSettings(msgspec.Struct, frozen=True, kw_only=True):
     show: Annotated[bool, msgspec.Meta(description="Show what is saved, and ask nothing.", extra=_HERE_ONLY)] = False
     reset: Annotated[bool, msgspec.Meta(description="Forget what is saved.", extra=_HERE_ONLY)] = False
     yes: Annotated[bool, msgspec.Meta(description="Do not ask whether to forget it.", extra=_HERE_ONLY)] = False
-    locallab_folder: Annotated[str, msgspec.Meta(description="Where it is saved.")] = LocalLabSettings().locallab_folder
+    locallab_folder: Annotated[FileName, msgspec.Meta(description="Where it is saved.")] = (
+        LocalLabSettings().locallab_folder
+    )
 
 
 def config(asked: ConfigSettings) -> None:

@@ -18,7 +18,7 @@ from dragoman.cli.download_bar import DownloadBar
 from dragoman.cli.pack import pack
 from dragoman.cli.settings import ModelChoice
 from dragoman.core.errors import ModelError
-from dragoman.core.regular_file import require_regular
+from dragoman.core.regular_file import FileName, require_regular
 from dragoman.core.user_folders import expand_user, unreadable
 from dragoman.models.config import read_json
 from dragoman.models.settings import ModelSettings, Precision
@@ -63,9 +63,9 @@ class ListSettings(msgspec.Struct, frozen=True, kw_only=True):
         False
     )
     offer: Annotated[
-        tuple[str, ...], msgspec.Meta(description="List this one too, as `dragoman serve` would offer it.")
+        tuple[FileName, ...], msgspec.Meta(description="List this one too, as `dragoman serve` would offer it.")
     ] = ()
-    models_folder: Annotated[str | None, msgspec.Meta(description="List the models in this folder too.")] = None
+    models_folder: Annotated[FileName | None, msgspec.Meta(description="List the models in this folder too.")] = None
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,7 +73,7 @@ class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Options"
 
-    repository: Annotated[str, msgspec.Meta(description="Hub id, as owner/name.", extra=_MODEL)]
+    repository: Annotated[FileName, msgspec.Meta(description="Hub id, as owner/name.", extra=_MODEL)]
     revision: Annotated[
         str | None, msgspec.Meta(description="Branch, tag or commit of a hub model (default: its main branch).")
     ] = None
@@ -108,7 +108,7 @@ class InfoSettings(msgspec.Struct, frozen=True, kw_only=True):
     PANEL: ClassVar[str] = "Options"
 
     repository: Annotated[
-        str, msgspec.Meta(description="Hub id (owner/name), folder, GGUF file, or embedded.", extra=_MODEL)
+        FileName, msgspec.Meta(description="Hub id (owner/name), folder, GGUF file, or embedded.", extra=_MODEL)
     ]
 
 
@@ -125,7 +125,7 @@ class RemoveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Options"
 
-    repository: Annotated[str, msgspec.Meta(description="Hub id, as owner/name.", extra=_MODEL)]
+    repository: Annotated[FileName, msgspec.Meta(description="Hub id, as owner/name.", extra=_MODEL)]
     yes: Annotated[bool, msgspec.Meta(description="Do not ask.", extra={"configurable": False})] = False
 
 

@@ -27,56 +27,10 @@ BY_FLAG = "_by_flag"
 _NAMED = re.compile(r"(?:^|(?<=\. ))((?:\w+, )*\w+): ")
 
 
-NAMES_OF_FILES = frozenset(
-    [
-        "adapter_source",
-        "adapters_folder",
-        "api_key_file",
-        "cache_folder",
-        "cached_model",
-        "capsules",
-        "chat_template",
-        "cluster_secret_file",
-        "derived_models",
-        "draft_eagle",
-        "draft_model",
-        "file",
-        "first",
-        "generation_config",
-        "grammar",
-        "html",
-        "huggingface_hub_cache",
-        "image",
-        "json_schema",
-        "locallab_folder",
-        "lora_adapters",
-        "mmproj",
-        "model",
-        "model_id",
-        "models_folder",
-        "octoai_prompt_log",
-        "offer",
-        "prefix_cache_folder",
-        "prompts",
-        "record",
-        "repository",
-        "second",
-        "shard_uds_path",
-        "state_dir",
-        "tls_cert",
-        "tls_key",
-        "tls_key_password_file",
-        "tokenizer_config_path",
-        "uds",
-        "weights_cache_override",
-    ]
-)
-"""Options whose texts name files, or may. Those need not be UTF-8, other texts have to be."""
-
-
 class Option(msgspec.Struct, frozen=True, kw_only=True):
     """One field of a settings struct, as a user meets it. ``annotation`` is the plain type, without its metadata;
-    ``also`` are further flags of the same option; ``twin`` is the flag by which an argument may be given too.
+    ``also`` are further flags of the same option; ``twin`` is the flag by which an argument may be given too;
+    ``is_file``: whether it is a ``FileName``, or several.
     """
 
     name: str
@@ -86,6 +40,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     panel: str
     positional: bool = False
     configurable: bool = True
+    is_file: bool = False
     short: str | None = None
     twin: str | None = None
     also: tuple[str, ...] = ()
@@ -112,7 +67,8 @@ def options_of(settings: Settings, omitted: Container[str] = ()) -> Iterator[Opt
     """Return the options of the struct's (or dataclass's) fields, in their order.
 
     Those ``omitted`` keep their defaults. ``Meta(extra=...)`` may hold ``positional`` (an argument, not an option),
-    ``configurable`` (False: only on the command line), ``short`` (``-p``) and ``twin`` (of an argument: ``--model``).
+    ``configurable`` (False: only on the command line), ``file`` (as ``FileName`` has it), ``short`` (``-p``) and
+    ``twin`` (of an argument: ``--model``).
     """
     found = _all_options(settings)  # type: ignore[arg-type]  # a class can be hashed
     return (option for option in found if option.name not in omitted)
@@ -140,6 +96,7 @@ def _read_options(settings: Settings) -> Iterator[Option]:
             panel=panel,
             positional=bool(extra.get("positional")),
             configurable=bool(extra.get("configurable", True)),
+            is_file=bool(extra.get("file")),
             short=extra.get("short"),
             twin=extra.get("twin"),
         )
@@ -172,8 +129,8 @@ def _plain(hint: Any) -> tuple[Any, list[msgspec.Meta]]:
             union |= side
         return union, [meta for _, metas in sides for meta in metas]
     if typing.get_origin(hint) is tuple:  # of one type; constraints of elements are checked with the struct
-        inner = _plain(typing.get_args(hint)[0])[0]
-        return types.GenericAlias(tuple, (str if typing.get_origin(inner) is typing.Literal else inner, ...)), []
+        inner, metas = _plain(typing.get_args(hint)[0])
+        return types.GenericAlias(tuple, (str if typing.get_origin(inner) is typing.Literal else inner, ...)), metas
     return hint, []
 
 

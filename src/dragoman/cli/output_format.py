@@ -9,7 +9,7 @@ import msgspec
 
 from dragoman.core.constraint import Choice, Constraint, JsonObject, JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest
-from dragoman.core.regular_file import require_regular
+from dragoman.core.regular_file import FileName, require_regular
 
 
 class StructureSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +25,11 @@ class StructureSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Form"
 
-    json_schema: str | None = None
+    json_schema: FileName | None = None
     json_object: bool = False
     regex: str | None = None
     choice: tuple[str, ...] = ()
-    grammar: str | None = None
+    grammar: FileName | None = None
 
     def constraint(self) -> Constraint | None:
         """Return the constraint of the options; None without one. Raises BadRequest for several, or a file that

@@ -12,6 +12,7 @@ from dragoman.cli.address import Address
 from dragoman.cli.machine_info import StatusSettings
 from dragoman.cli.server_calls import ask_json
 from dragoman.core.errors import DragomanError, NotFound
+from dragoman.core.regular_file import FileName
 
 
 class StopSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class StopSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Model"
 
-    model: Annotated[str | None, Meta(extra={"positional": True, "configurable": False, "twin": "--model"})] = None
+    model: Annotated[FileName | None, Meta(extra={"positional": True, "configurable": False, "twin": "--model"})] = None
 
 
 def ps(asked: StatusSettings) -> None:

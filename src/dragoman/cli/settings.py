@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from dragoman.core.errors import BadRequest
+from dragoman.core.regular_file import FileName
 from dragoman.core.sampling import BeamParams, EndingParams, SamplingParams, both_spellings, within
 from dragoman.core.sampling_defaults import DEFAULTABLE
 from dragoman.engine.settings import SchedulerSettings
@@ -50,7 +51,7 @@ class ModelChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Model"
 
-    model: Annotated[str | None, Meta(extra=POSITIONAL)] = None
+    model: Annotated[FileName | None, Meta(extra=POSITIONAL)] = None
 
 
 class ModelOption(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +63,7 @@ class ModelOption(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Model"
 
-    model: str | None = None
+    model: FileName | None = None
 
 
 class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,7 +103,7 @@ class ChatSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(gt=0)] | None = None
     verbose: Annotated[bool, Meta(extra=HERE_ONLY)] = False
     plain: Annotated[bool, Meta(extra=HERE_ONLY)] = False
-    image: Annotated[tuple[str, ...], Meta(extra=HERE_ONLY)] = ()
+    image: Annotated[tuple[FileName, ...], Meta(extra=HERE_ONLY)] = ()
 
 
 class PromptSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +144,7 @@ class ExplainOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Request"
 
-    file: Annotated[str, Meta(extra=GIVEN)]
+    file: Annotated[FileName, Meta(extra=GIVEN)]
     dialect: Annotated[DialectName, Meta(extra=HERE_ONLY)] = "auto"
     path: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
     json: Annotated[bool, Meta(extra=HERE_ONLY)] = False
@@ -162,11 +163,11 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Capsules"
 
-    capsules: Annotated[str, Meta(extra=GIVEN)]
-    html: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
+    capsules: Annotated[FileName, Meta(extra=GIVEN)]
+    html: Annotated[FileName | None, Meta(extra=HERE_ONLY)] = None
     json: Annotated[bool, Meta(extra=HERE_ONLY)] = False
     top: Annotated[int, Meta(ge=1, le=1024, extra=HERE_ONLY)] = 32
-    lora_adapters: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
+    lora_adapters: Annotated[FileName | None, Meta(extra=HERE_ONLY)] = None
 
 
 class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,12 +186,12 @@ class CompareOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Comparison"
 
-    first: Annotated[str, Meta(extra=GIVEN)]
-    second: Annotated[str, Meta(extra=GIVEN)]
-    prompts: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
+    first: Annotated[FileName, Meta(extra=GIVEN)]
+    second: Annotated[FileName, Meta(extra=GIVEN)]
+    prompts: Annotated[FileName | None, Meta(extra=HERE_ONLY)] = None
     precision_a: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
     precision_b: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
-    html: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
+    html: Annotated[FileName | None, Meta(extra=HERE_ONLY)] = None
     json: Annotated[bool, Meta(extra=HERE_ONLY)] = False
     top: Annotated[int, Meta(ge=1, le=1024, extra=HERE_ONLY)] = 32
 
@@ -233,7 +234,7 @@ class BenchSettings(msgspec.Struct, frozen=True, kw_only=True):
     rounds: Count = 2
     image: tuple[str, ...] = ()
     json: bool = False
-    html: Annotated[str | None, Meta(extra=HERE_ONLY)] = None
+    html: Annotated[FileName | None, Meta(extra=HERE_ONLY)] = None
 
 
 class MachineSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -269,9 +270,9 @@ class DraftChoice(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Engine"
 
-    draft_model: str | None = None
+    draft_model: FileName | None = None
     draft_heads: bool = False
-    draft_eagle: str | None = None
+    draft_eagle: FileName | None = None
     draft_precision: RequestedPrecision = "auto"
     draft_context: Count | None = None
 

@@ -20,6 +20,7 @@ import dragoman
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.settings import ModelChoice
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import FileName
 from dragoman.dialects.tgi.settings import TgiSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.models.cgroups import allowed_processors
@@ -143,8 +144,8 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Text Generation Inference's launcher"
 
-    model_id: str | None = None
-    tokenizer_config_path: str | None = None
+    model_id: FileName | None = None
+    tokenizer_config_path: FileName | None = None
     trust_remote_code: bool = False
     dtype: Literal["float16", "bfloat16", "float32"] | None = None
     quantize: str | None = None
@@ -166,12 +167,12 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     num_shard: int | None = None
     master_addr: str | None = None
     master_port: int | None = None
-    shard_uds_path: str | None = None
+    shard_uds_path: FileName | None = None
     cuda_graphs: str | None = None
     cuda_memory_fraction: float | None = None
     disable_custom_kernels: bool = False
-    huggingface_hub_cache: str | None = None
-    weights_cache_override: str | None = None
+    huggingface_hub_cache: FileName | None = None
+    weights_cache_override: FileName | None = None
     ngrok: bool = False
     ngrok_authtoken: str | None = None
     ngrok_edge: str | None = None

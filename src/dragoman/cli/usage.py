@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from dragoman.cli import console
 from dragoman.core.errors import DragomanError
+from dragoman.core.regular_file import FileName
 from dragoman.serving.settings import ContinueSettings
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class UsageSettings(msgspec.Struct, frozen=True, kw_only=True):
     since: Annotated[str, Meta(extra=HERE)] = "30d"
     daily: Annotated[bool, Meta(extra=HERE)] = False
     json: Annotated[bool, Meta(extra=HERE)] = False
-    state_dir: str | None = None
+    state_dir: FileName | None = None
 
 
 def usage(asked: UsageSettings) -> None:

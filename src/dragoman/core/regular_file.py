@@ -5,8 +5,15 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from dragoman.core.errors import DragomanError
+
+FileName = Annotated[str, msgspec.Meta(extra={"file": True})]
+"""The type of a setting that names a file or a folder, or may. On the command line it need not be UTF-8, as other texts
+have to be, and may not be empty."""
 
 _OPENED = ("/dev/fd/", "/proc/self/fd/")
 """Where shells name what they have opened: ``<(command)`` is ``/dev/fd/63``."""

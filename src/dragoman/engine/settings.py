@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
+from dragoman.core.regular_file import FileName
 from dragoman.core.user_folders import expand_user
 from dragoman.models.settings import RequestedPrecision
 
@@ -63,9 +64,9 @@ class SchedulerSettings(msgspec.Struct, frozen=True, kw_only=True):
         "model",
         "heads",
     )
-    draft_model: str | None = None
+    draft_model: FileName | None = None
     draft_heads: bool = False
-    draft_eagle: str | None = None
+    draft_eagle: FileName | None = None
     draft_precision: RequestedPrecision = "auto"
     draft_context: Count | None = None
 
@@ -82,7 +83,7 @@ class DiskCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Engine"
 
-    prefix_cache_folder: str | None = None
+    prefix_cache_folder: FileName | None = None
     prefix_cache_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     @property

@@ -9,6 +9,7 @@ from typing import Annotated, Literal, TypedDict
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.regular_file import FileName
 from dragoman.core.user_folders import expand_user
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
@@ -75,7 +76,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str | None = None
     revision: str | None = None
-    mmproj: str = "auto"
+    mmproj: FileName = "auto"
     token: str | None = None
     precision: RequestedPrecision = "auto"
     calibrate: Annotated[int, Meta(ge=0, le=MOST_CALIBRATION_TOKENS)] = 0
@@ -86,7 +87,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: Count | None = None
     rope_scaling: Literal["linear", "dynamic"] | None = None
     rope_factor: Annotated[float, Meta(ge=1)] | None = None
-    generation_config: str = "auto"
+    generation_config: FileName = "auto"
     max_tokens: Count = 512
     max_sequences: Count = 64
     max_logit_rows: Count = 64
@@ -94,7 +95,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     adapter_bytes: Count | None = None
     image_cache_bytes: Annotated[int, Meta(ge=0)] = 128 << 20
     weights_memory: WeightsMemory = "auto"
-    cache_folder: str | None = None
+    cache_folder: FileName | None = None
     cache_bytes: Annotated[int, Meta(ge=0)] = 64 << 30
 
     @property

@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from dragoman.core.caller import NO_LIMITS, Caller, CallerLimits, network_of
 from dragoman.core.errors import DragomanError, Forbidden, RateLimited, Unauthorized
-from dragoman.core.regular_file import require_regular
+from dragoman.core.regular_file import FileName, require_regular
 from dragoman.core.user_folders import make_private_folder
 from dragoman.server.key_file import Key, Scope, hashed, holders_of, keys_of_text, new_key
 
@@ -74,7 +74,7 @@ class KeySettings(msgspec.Struct, frozen=True, kw_only=True):
     PANEL = "API keys"
 
     api_key: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
-    api_key_file: str | None = None
+    api_key_file: FileName | None = None
     insecure: bool = False
     protect_all: bool = False
 

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from dragoman.core.caller import MAX_PRIORITY, CallerLimits
+from dragoman.core.regular_file import FileName
 from dragoman.dialects import REGISTRY
 from dragoman.serving.settings import Count, Seconds, ServingSettings
 
@@ -107,11 +108,11 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Network"
 
-    uds: str | None = None
+    uds: FileName | None = None
     uds_mode: Annotated[str, Meta(pattern="^0?[0-7]{3}$")] = "600"
-    tls_cert: str | None = None
-    tls_key: str | None = None
-    tls_key_password_file: str | None = None
+    tls_cert: FileName | None = None
+    tls_key: FileName | None = None
+    tls_key_password_file: FileName | None = None
     trusted_proxy: tuple[str, ...] = ()
     proxy_header: Literal["x-forwarded-for", "forwarded"] = "x-forwarded-for"
     max_connections_per_client: Count | None = None
@@ -119,7 +120,7 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     backlog: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 4096
     max_pipelined: Count = 8
     max_buffered_bytes: Count = 64 * 1024 * 1024
-    cluster_secret_file: str | None = None
+    cluster_secret_file: FileName | None = None
 
 
 class LimitSettings(msgspec.Struct, frozen=True, kw_only=True):

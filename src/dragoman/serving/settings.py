@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.regular_file import FileName
 from dragoman.core.user_folders import expand_user
 
 Count = Annotated[int, Meta(ge=1)]
@@ -47,7 +48,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     name: Annotated[str, Meta(max_length=MOST_NAME_CHARS)] | None = None
     alias: tuple[Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS)], ...] = ()
-    chat_template: str | None = None
+    chat_template: FileName | None = None
     unknown_models: Literal["refuse", "default"] = "refuse"
     max_waiting: Count = 256
     max_queue_s: Seconds | None = None
@@ -81,8 +82,8 @@ class CatalogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Models"
 
-    offer: tuple[str, ...] = ()
-    models_folder: str | None = None
+    offer: tuple[FileName, ...] = ()
+    models_folder: FileName | None = None
     offer_cached: bool = True
     offer_downloads: bool = False
     fixed_model: bool = False
@@ -104,8 +105,8 @@ class AdapterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Models"
 
-    lora_adapters: str | None = None
-    adapters_folder: str | None = None
+    lora_adapters: FileName | None = None
+    adapters_folder: FileName | None = None
 
 
 class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +176,7 @@ class ContinueSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Continuing"
 
-    state_dir: str | None = None
+    state_dir: FileName | None = None
     continue_store: Literal["disk", "memory"] = "disk"
     continue_ttl_s: Annotated[float, Meta(ge=0)] = 3600.0
     continue_max_entries: Annotated[int, Meta(ge=1)] = 16384
@@ -248,7 +249,7 @@ class RecordSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Recording"
 
-    record: str | None = None
+    record: FileName | None = None
     record_requests: Literal["all", "asked"] = "all"
     record_bytes: Annotated[int, Meta(ge=65536)] = 256 * 1024 * 1024
     record_text: bool = False

@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.regular_file import FileName
+
 PromptMode = Literal["auto", "raw", "chat"]
 
 
@@ -46,5 +48,5 @@ class LocalLabSettings(msgspec.Struct, frozen=True, kw_only=True):
     locallab_max_time_s: Annotated[float, Meta(gt=0)] = 180.0
     locallab_lenient_model_id: bool = False
     locallab_instructions: str = ""
-    locallab_folder: str = "~/.locallab"
+    locallab_folder: FileName = "~/.locallab"
     locallab_cors_origins: tuple[str, ...] = ()

@@ -7,6 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.regular_file import FileName
+
 
 class OctoAISettings(msgspec.Struct, frozen=True, kw_only=True):
     """The prompt log, for callers that allow it.
@@ -19,5 +21,5 @@ class OctoAISettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "OctoAI"
 
-    octoai_prompt_log: str | None = None
+    octoai_prompt_log: FileName | None = None
     octoai_prompt_log_bytes: Annotated[int, Meta(ge=1)] = 1 << 30

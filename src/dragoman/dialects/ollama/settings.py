@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.regular_file import FileName
+
 
 class OllamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the server answers Ollama's clients.
@@ -32,5 +34,5 @@ class OllamaSettings(msgspec.Struct, frozen=True, kw_only=True):
     ollama_load: Literal["admin", "any", "never"] = "admin"
     ollama_truncate: Literal["refuse", "oldest"] = "refuse"
     ollama_options: str = "{}"
-    derived_models: str = ""
+    derived_models: FileName = ""
     ollama_origins: tuple[str, ...] = ()
