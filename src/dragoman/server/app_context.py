@@ -78,9 +78,7 @@ class AppContext(NamedTuple):
 
     def hint(self, headers: Mapping[str, str], body: Any) -> RouteHint:
         """Return the properties of a call that select among the dialects of its path."""
-        return RouteHint(
-            headers=headers, body=body, dialect=self.settings.dialect, is_model=partial(is_model, self.serving)
-        )
+        return route_hint(self.serving, self.settings, headers, body)
 
     def _sees_images(self) -> bool:
         return any(card.images is not None for card in self.serving.models())
@@ -96,7 +94,12 @@ class AppContext(NamedTuple):
         self.origins.check_request(page, cors, method=method, scope="infer", needs_key=bool(self.keys))
 
 
-def is_model(serving: Serving, name: str) -> bool:
+def route_hint(serving: Serving, settings: ServerSettings, headers: Mapping[str, str], body: Any) -> RouteHint:
+    """Return the properties of a call by which operations claim it."""
+    return RouteHint(headers=headers, body=body, dialect=settings.dialect, is_model=partial(_is_model, serving))
+
+
+def _is_model(serving: Serving, name: str) -> bool:
     """Return whether requests may give a model, or an adapter, this name."""
     try:
         serving.model(name)

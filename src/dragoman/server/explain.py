@@ -7,7 +7,6 @@ run without generating (``dialects.dry_run``), and serving prepares what it asks
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,13 +15,13 @@ from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.explanation import Estimate, Explanation, SamplingStep
 from dragoman.core.request import GenerationRequest, TextPrompt
 from dragoman.core.serving import Serving
-from dragoman.dialects.api import Dialect, Operation, RequestContext, RouteHint
+from dragoman.dialects.api import Dialect, Operation, RequestContext
 from dragoman.dialects.dry_run import Checked, DryRun, Outer, dry_run
 from dragoman.dialects.explain_fields import MOST_FATES, FieldFate, fates, shown
 from dragoman.dialects.explain_translation import flattened
 from dragoman.dialects.field import Field, Reading, Table
 from dragoman.dialects.field_types import Anything, Boolean, String
-from dragoman.server.app_context import Endpoint, is_model
+from dragoman.server.app_context import Endpoint, route_hint
 from dragoman.server.body import read_table
 from dragoman.server.exchange import error_answer
 from dragoman.server.explain_choice import Choice, by_body, by_path
@@ -190,8 +189,7 @@ class Explainer:
         names = [each.name for each in self._dialects]
         if dialect is not None and dialect not in names:
             raise BadRequest(f"There is no dialect '{dialect}', only {', '.join(names)}.", param="dialect")
-        named = partial(is_model, serving)
-        hint = RouteHint(headers=headers, body=body, dialect=self._settings.dialect, is_model=named)
+        hint = route_hint(serving, self._settings, headers, body)
         if path is not None:
             return by_path(self._paths, path, dialect, hint, names)
         endpoints = [Endpoint(each, operation) for each in self._dialects for operation in each.operations]
