@@ -100,6 +100,18 @@ def test_the_path_that_the_nearest_proxy_has_taken_off(value: str, found: str) -
     assert TrustedProxies(PROXIES, "forwarded").prefix(headers) == ""
 
 
+def test_documents_say_under_which_path_the_server_is() -> None:
+    """Clients that are made from a document call the root of the site where it has no ``servers``."""
+    network = NetworkSettings(trusted_proxy=("127.0.0.1",))
+    under = {"x-forwarded-prefix": "/llm"}
+    with running_server(network=network) as server, httpx.Client(base_url=server.url) as client:
+        for path, own in (("/openapi.json", ""), ("/openai/openapi.json", ""), ("/tgi/api-doc/openapi.json", "/tgi")):
+            plain, behind = client.get(path).json(), client.get(path, headers=under).json()
+            assert plain.pop("servers", None) == ([{"url": own}] if own else None)
+            assert behind.pop("servers") == [{"url": f"/llm{own}"}]
+            assert behind == plain
+
+
 def test_several_lines_are_one_list() -> None:
     lines = [(b"x-forwarded-for", b"6.6.6.6"), (b"x-forwarded-for", b"203.0.113.7"), (b"x-forwarded-for", b"10.0.0.3")]
     assert TrustedProxies(PROXIES).client("10.0.0.1", lines) == "203.0.113.7"

@@ -46,7 +46,8 @@ class RequestContext(Protocol):
         started: whether the answer has begun: its status is sent.
         explains: the request is only explained (``dry_run``): nothing is counted, written or remembered for it.
         is_strict: the server refuses requests with fields that it does not know.
-        base_url: scheme, host and port under which the client reached the server, and the path that a proxy took off.
+        root_path: the path that a proxy took off, without a slash at its end; empty without one.
+        base_url: scheme, host and port under which the client reached the server, and the ``root_path``.
         elapsed_s: seconds since the request arrived.
         not_ready: why requests cannot be served now; empty when they can.
     """
@@ -63,6 +64,7 @@ class RequestContext(Protocol):
     started: bool
     explains: bool
     is_strict: bool
+    root_path: str
 
     @property
     def query(self) -> Mapping[str, str]: ...

@@ -157,6 +157,7 @@ class DryContext:
         self.started = False
         self.explains = True
         self.is_strict = outer.is_strict
+        self.root_path = ""
 
     @property
     def elapsed_s(self) -> float:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from http import HTTPStatus
 from typing import Any, NamedTuple
+
+import msgspec
 
 from dragoman.core.errors import (
     BadRequest,
@@ -99,6 +102,32 @@ def openapi_document(
         "paths": paths,
         "components": components,
     }
+
+
+class EncodedDocument:
+    """A document in JSON, made when somebody first asks for it: it takes some milliseconds, for which no start waits.
+
+    ``prefix``: with which the paths of all operations begin, where the document does not have it in them.
+    """
+
+    def __init__(self, make: Callable[[], Mapping[str, Any]], prefix: str = "") -> None:
+        self._make = make
+        self._prefix = prefix
+
+    @cached_property
+    def content(self) -> Mapping[str, Any]:
+        """The document as it was made."""
+        return self._make()
+
+    @cached_property
+    def _encoded(self) -> dict[str, msgspec.Raw]:
+        return {name: msgspec.Raw(msgspec.json.encode(value)) for name, value in self.content.items()}
+
+    def encode(self, root_path: str) -> bytes:
+        """Return the document for a client that reaches the server under this path. Its ``servers`` say so: without
+        them a client would look for all paths at the root of the site (OpenAPI 3.1, "Server Object")."""
+        server = root_path + self._prefix
+        return msgspec.json.encode({**self._encoded, "servers": [{"url": server}]} if server else self._encoded)
 
 
 def _described(path: str, sharing: Sequence[DialectOperation], schemas: dict[str, Any]) -> dict[str, Any]:

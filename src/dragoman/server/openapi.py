@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import posixpath
 from collections.abc import Sequence
 from importlib.resources import files
@@ -12,7 +11,7 @@ import msgspec
 import dragoman
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Dialect, Operation, RequestContext
-from dragoman.dialects.openapi import openapi_document
+from dragoman.dialects.openapi import EncodedDocument, openapi_document
 
 HTML = "text/html; charset=utf-8"
 PAGE = (files("dragoman.server") / "documents.html").read_text("utf-8")
@@ -49,14 +48,12 @@ def with_documents(
 def document_of(dialects: Sequence[Dialect], path: str, *, prefix: str = "", secured: bool) -> Operation:
     """``GET path``: the OpenAPI document of these dialects, their paths beginning with the prefix."""
 
-    @functools.cache  # the first request waits for it, some milliseconds, and no start does
-    def body() -> bytes:
-        return msgspec.json.encode(
-            openapi_document(dialects, version=dragoman.__version__, prefix=prefix, secured=secured)
-        )
+    made = EncodedDocument(
+        lambda: openapi_document(dialects, version=dragoman.__version__, prefix=prefix, secured=secured)
+    )
 
     async def document(serving: Serving, exchange: RequestContext) -> None:
-        await exchange.reply(body())
+        await exchange.reply(made.encode(exchange.root_path))
 
     return Operation(method="GET", path=path, summary="This document.", handler=document, open=True)
 

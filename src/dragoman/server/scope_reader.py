@@ -30,7 +30,7 @@ class ScopeReader:
         self.request_id: str = scope["request_id"]
         self.path: str = scope["path"]
         self.scheme: str = scope.get("scheme", "http")
-        self._prefix: str = scope.get(PROXIED_PREFIX, "")
+        self.root_path: str = scope.get(PROXIED_PREFIX, "")
         self.client: str = (scope.get("client") or ("",))[0]
         self.headers: Mapping[str, str] = Headers(scope=scope)
         self.path_params: Mapping[str, str] = scope.get("path_params", {})
@@ -45,7 +45,7 @@ class ScopeReader:
 
     @property
     def base_url(self) -> str:
-        return f"{self.scheme}://{self.headers.get('host', 'localhost')}{self._prefix}"
+        return f"{self.scheme}://{self.headers.get('host', 'localhost')}{self.root_path}"
 
     @property
     def not_ready(self) -> str:

@@ -165,7 +165,7 @@ def test_ranges() -> None:
 async def test_the_document_and_its_page_are_served(runtime: ChatServer) -> None:
     for prefix in ("", "/tgi"):
         answer = await runtime.client.get(f"{prefix}/api-doc/openapi.json")
-        assert answer.json() == document(TgiSettings(), "/tgi")
+        assert answer.json() == {**MADE, "servers": [{"url": "/tgi"}]}
         assert answer.headers["content-type"] == "application/json"
         moved = await runtime.client.get(f"{prefix}/docs")
         assert moved.status_code == 303

@@ -5,12 +5,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from html import escape
 from typing import Any
-
-import msgspec
 
 import dragoman
 from dragoman.core.errors import DragomanError
@@ -19,6 +17,7 @@ from dragoman.core.sampling import EndingParams, SamplingParams
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import Operation, RequestContext, RouteHint
 from dragoman.dialects.openai_stream import encoded
+from dragoman.dialects.openapi import EncodedDocument
 from dragoman.dialects.tgi.body import read
 from dragoman.dialects.tgi.errors import Unhealthy
 from dragoman.dialects.tgi.fields import TOKENIZE
@@ -146,24 +145,15 @@ class Pages:
     """The handlers of the OpenAPI document and its page."""
 
     def __init__(self, settings: TgiSettings) -> None:
-        self._settings = settings
-
-    @cached_property
-    def _made(self) -> dict[str, Any]:
-        """Made when somebody asks: it takes 20 ms, for which no start should wait."""
-        return document(self._settings, PREFIX)
-
-    @cached_property
-    def _document(self) -> bytes:
-        return msgspec.json.encode(self._made)
+        self._document = EncodedDocument(lambda: document(settings), PREFIX)
 
     @cached_property
     def _page(self) -> bytes:
-        return "\n".join(_page(self._made)).encode()
+        return "\n".join(_page(self._document.content)).encode()
 
     async def openapi(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /api-doc/openapi.json``."""
-        await context.reply(self._document)
+        await context.reply(self._document.encode(context.root_path))
 
     async def docs(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /docs``: the page's address, relative to this one so that any prefix stays."""
@@ -174,7 +164,7 @@ class Pages:
         await context.reply(self._page, content_type="text/html; charset=utf-8")
 
 
-def _page(made: dict[str, Any]) -> Iterator[str]:
+def _page(made: Mapping[str, Any]) -> Iterator[str]:
     yield _HEAD.format(title=escape(made["info"]["title"]), description=escape(made["info"]["description"]))
     yield "<h2>Operations</h2>"
     for path, methods in made["paths"].items():

@@ -114,10 +114,10 @@ _STATUSES = {
 _PLAIN = (400, 413, 415)
 
 
-def document(settings: TgiSettings, prefix: str = "") -> dict[str, Any]:
-    """Return the document of a server with these settings, whose paths begin with the prefix."""
+def document(settings: TgiSettings) -> dict[str, Any]:
+    """Return the document of a server with these settings."""
     schemas = _schemas(settings)
-    made: dict[str, Any] = {
+    return {
         "openapi": "3.0.3",
         "info": {
             "title": TITLE,
@@ -129,7 +129,6 @@ def document(settings: TgiSettings, prefix: str = "") -> dict[str, Any]:
         "components": {"schemas": dict(sorted(schemas.items()))},
         "tags": [{"name": TITLE, "description": "The API of this server."}],
     }
-    return {**made, "servers": [{"url": prefix}]} if prefix else made
 
 
 def _operation(operation: Documented) -> dict[str, Any]:
