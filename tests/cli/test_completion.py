@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from forked_command import run_forked
 
-from dragoman.cli import begun
 from dragoman.cli.app import cli
 from dragoman.cli.completion import SCRIPTS, completions
 from dragoman.cli.console import COMPLETE
+from dragoman.cli.start import prespawn
 
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -64,7 +64,7 @@ def test_every_command_has_its_help() -> None:
 
 
 def test_no_engine_is_started_for_a_completion() -> None:
-    assert begun(["serve", "--"], {COMPLETE: "1"}) is None
+    assert prespawn(["serve", "--"], {COMPLETE: "1"}) is None
     done = run_forked("serve", "--dialect", "t", environment={**os.environ, COMPLETE: "1"})
     assert (done.returncode, done.stdout, done.stderr) == (0, "tgi\t\n", "")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dragoman.cli import begun
+from dragoman.cli.start import prespawn
 from dragoman.core.errors import DragomanError
 from dragoman.engine.messages import EngineInfo, StubModel, WorkerSettings
 from dragoman.engine_client.client import EngineClient
@@ -127,7 +127,7 @@ def test_telling_a_process_that_is_gone_leaves_its_end_to_who_listens() -> None:
 def test_only_commands_that_will_want_an_engine_begin_with_it(
     arguments: list[str], variables: dict[str, str], expected: bool
 ) -> None:
-    prespawned = begun(arguments, variables)
+    prespawned = prespawn(arguments, variables)
     assert (prespawned is not None) == expected
     if prespawned is not None:
         prespawned.close()
@@ -153,6 +153,26 @@ def test_nothing_looks_for_garbage_while_a_server_starts_and_it_is_looked_for_ag
     """
     environment = {name: value for name, value in os.environ.items() if name != "DRAGOMAN_KERNELS"}
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, check=True)
+
+
+@pytest.mark.parametrize("module", ["dragoman.child_process", "logging", "dragoman.cli.app", "typer"])
+def test_an_interrupt_while_modules_are_imported_ends_a_command_without_a_traceback(module: str) -> None:
+    code = f"""
+        import sys
+
+        class Interrupting:
+            def find_spec(self, name, path, target=None):
+                if name == {module!r}:
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupting())
+        sys.argv = ["dragoman", "--version"]
+        from dragoman.cli import main
+
+        main()
+    """
+    ended = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("arguments", [["--no-such-option"], ["--port", "x"], ["--help"], ["/no/such/model"]])

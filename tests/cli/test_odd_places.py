@@ -185,7 +185,7 @@ def test_a_server_that_may_open_too_few_files_says_so(monkeypatch: pytest.Monkey
 SIGNALLED = """
 import os, signal, sys
 os.getpid, own = lambda: 1, os.getpid()
-from dragoman.cli import handle_signals
+from dragoman.cli.start import handle_signals
 handle_signals(sys.argv[1:])
 os.kill(own, signal.SIGHUP)
 print("alive", flush=True)
