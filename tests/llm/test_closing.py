@@ -178,6 +178,7 @@ AT_THE_END = """
         for _ in range(3):
             try:
                 llm.generate("Once", SamplingParams(max_tokens=40, ignore_eos=True))
+                llm.chat([{"role": "user", "content": "Once"}], SamplingParams(max_tokens=4))
             except EngineUnavailable as error:
                 return print(name, error, flush=True)
         print(name, "has all", flush=True)

@@ -132,8 +132,12 @@ _running: set[RunningModel] = set()
 
 @functools.cache  # once
 def _close_all_at_exit() -> None:
-    """Register the closing of all models while threads can still be started, which the event loop needs. ``atexit``
-    runs too late for that."""
+    """Register the closing of all models for the moment before the interpreter waits for threads.
+
+    Later would be too late. After these hooks executors take no more work, and what a thread generates may need one: a
+    first chat starts the process of templates by one. So a thread that waits for the end of the main one cannot do it.
+    In ``atexit`` no more threads can be started, which the event loop needs.
+    """
     register: Callable[[Callable[[], None]], object] = getattr(threading, "_register_atexit", atexit.register)
     register(_close_all)
 
@@ -151,7 +155,8 @@ def _close_all() -> None:
 def _wait_for_threads() -> None:
     """Wait for the threads of the program, which may generate, as the interpreter does next.
 
-    Not for those that wait for the main thread, which has not ended yet, nor for those of executors, which end later.
+    Not for those that wait for the main thread, which does not end before this function, nor for those of executors,
+    which end later.
     """
     of_executors: Container[threading.Thread] = getattr(concurrent.futures.thread, "_threads_queues", ())
     ours = (threading.main_thread(), threading.current_thread())
@@ -164,6 +169,8 @@ def _wait_for_threads() -> None:
 
 
 def _waits_for_main(thread: threading.Thread) -> bool:
+    """Return whether the thread is in ``main_thread().join()``. Only its stack says so: ``threading`` does not keep who
+    waits for whom. Without it a program with such a thread would never end."""
     frame = sys._current_frames().get(thread.ident or 0)
     while frame is not None:
         if frame.f_code is threading.Thread.join.__code__ and frame.f_locals["self"] is threading.main_thread():
