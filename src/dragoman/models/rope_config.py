@@ -20,6 +20,7 @@ SCALINGS: dict[str, type[Scaling]] = {
 
 # Keys of a block without effect on the scalings: they repeat the type, or say how it was trained.
 _INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
+_NONE_AT_ZERO = {"mscale", "mscale_all_dim"}
 _FACTORS = {"short_factor", "long_factor", "divisors"}
 
 
@@ -137,6 +138,7 @@ def read_scaling(block: dict[str, Any], max_positions: int, original: object = N
         raise ModelError(f"config.json: rope scaling {kind!r} is not supported; known: {', '.join(SCALINGS)}")
     scaling = SCALINGS[kind]
     values = {key: value for key, value in block.items() if key not in _INERT_KEYS and value is not None}
+    values = {key: value for key, value in values.items() if value != 0 or key not in _NONE_AT_ZERO}
     known = set(scaling.__struct_fields__) - {"long"}
     if scaling in (Dynamic, LongRope):
         values["max_position_embeddings"] = max_positions

@@ -149,22 +149,19 @@ def _architecture(values: dict[str, Any]) -> str:
     declared = values.get("architectures")
     names = [str(name) for name in declared] if isinstance(declared, list) else []
     for name in names:
-        if name in FAMILIES:
-            return name
-        if name in _OTHERS:
-            return _OTHERS[name]
+        if found := _BY_NAME.get(name.lower()):
+            return found
     if not names and (found := _BY_MODEL_TYPE.get(str(values.get("model_type")))):
         return found
     if not names and values.get("model_type") is None:
         raise ModelError("config.json names no architecture: it has neither architectures nor model_type")
     requested = ", ".join(names) or f"model_type {values.get('model_type')!r}"
-    hint = ""
-    if near := next((name for name in FAMILIES if name.lower() == requested.lower()), ""):
-        hint = f"; is {near} meant?"
-    elif values.get("auto_map"):
-        hint = "; the model comes with code of its own (auto_map), which is never run"
+    hint = "; the model comes with code of its own (auto_map), which is never run" if values.get("auto_map") else ""
     raise ModelError(f"architecture {requested} is not supported{hint}; known: {', '.join(FAMILIES)}")
 
 
-_OTHERS = {other: architecture for architecture, family in FAMILIES.items() for other in family.others}
+# In small letters: authors and transformers write some differently, as MPTForCausalLM and MptForCausalLM.
+_BY_NAME = {
+    name.lower(): architecture for architecture, family in FAMILIES.items() for name in (architecture, *family.others)
+}
 _BY_MODEL_TYPE = {family.model_type: architecture for architecture, family in FAMILIES.items()}

@@ -67,6 +67,7 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         title="ERNIE 4.5",
         examples=("baidu/ERNIE-4.5-0.3B-PT",),
+        others={"Ernie4_5_ForCausalLM": None},  # in the first files
     ),
     "Ernie4_5_MoeForCausalLM": Family(
         _read_ernie_moe,

@@ -240,19 +240,27 @@ def read_mistral4(config: Config) -> DecoderSpec:
     partial = block.pop("partial_rotary_factor", config.value("partial_rotary_factor"))
     if partial not in (None, rotated / (rotated + plain)):
         raise ModelError(f"config.json: partial_rotary_factor {partial!r} is not that of qk_rope_head_dim {rotated}")
-    scale = Config({key: block.get(key) for key in ("llama_4_scaling_beta", "original_max_position_embeddings")})
-    growth, span = scale.number("llama_4_scaling_beta", 0.1), scale.number("original_max_position_embeddings", 8192)
-    block.pop("llama_4_scaling_beta", None)
+    query_scale = pop_query_scale(block, span=8192, layers=config.size("num_hidden_layers"))
     return latent_like(
         config,
         architecture="Mistral4ForCausalLM",
         interleaved=config.flag("rope_interleave", True),
         rotation=block,
-        query_scale=QueryScale(
-            factor=growth, span=span, shift=0, layers=tuple(range(config.size("num_hidden_layers")))
-        ),
+        query_scale=query_scale,
         experts=latent_experts(config, dense=0, normalized=True, scores="softmax", choice_bias=False),
     )
+
+
+def pop_query_scale(block: dict[str, Any], *, span: float, layers: int) -> QueryScale | None:
+    """Take the growth of queries with their position out of Mistral's block of the rotation; None: they do not grow.
+
+    ``span``: the positions of a step of it, unless the block has them.
+    """
+    scale = Config({key: block.get(key) for key in ("llama_4_scaling_beta", "original_max_position_embeddings")})
+    span = scale.number("original_max_position_embeddings", span)
+    if block.pop("llama_4_scaling_beta", None) == 0:
+        return None
+    return QueryScale(factor=scale.number("llama_4_scaling_beta", 0.1), span=span, shift=0, layers=tuple(range(layers)))
 
 
 def latent_experts(config: Config, *, dense: int, normalized: bool, **variant: Any) -> Experts:

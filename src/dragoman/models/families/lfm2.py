@@ -41,7 +41,7 @@ _STACKS = {
 
 
 def _read_lfm2(config: Config) -> DecoderSpec:
-    return _hybrid(config, architecture="Lfm2ForCausalLM", feed_forward=_feed_forward(config))
+    return _hybrid(config.having({"intermediate_size": _feed_forward(config)}), architecture="Lfm2ForCausalLM")
 
 
 def _read_lfm2_moe(config: Config) -> DecoderSpec:

@@ -30,13 +30,13 @@ _CONTEXT = 1 << 20
 
 
 def _read_mamba(config: Config) -> DecoderSpec:
-    mixer = read_selective_scan(config, read_inner(config, "expand"), PLAIN_FIELDS)
+    mixer = read_selective_scan(config, _read_inner(config), PLAIN_FIELDS)
     return _recurrent(config, mixer, architecture="MambaForCausalLM", tied=config.flag("tie_word_embeddings", True))
 
 
 def _read_falcon_mamba(config: Config) -> DecoderSpec:
     eps = config.number("mixer_rms_eps", 1e-6)
-    mixer = read_selective_scan(config, read_inner(config, "expand"), PLAIN_FIELDS, norm="plain", norm_eps=eps)
+    mixer = read_selective_scan(config, _read_inner(config), PLAIN_FIELDS, norm="plain", norm_eps=eps)
     tied = config.flag("tie_word_embeddings", True)
     return _recurrent(config, mixer, architecture="FalconMambaForCausalLM", tied=tied)
 
@@ -45,6 +45,13 @@ def _read_mamba2(config: Config) -> DecoderSpec:
     inner = read_inner(config, "expand")
     mixer = read_state_space(config, inner, PLAIN_FIELDS, groups=8, state_dim=128)
     return _recurrent(config, mixer, architecture="Mamba2ForCausalLM", tied=config.flag("tie_word_embeddings", False))
+
+
+def _read_inner(config: Config) -> int:
+    """Return the inner width: ``intermediate_size`` where it is given. Falcon Mamba has another ``expand`` besides."""
+    if config.value("intermediate_size") is not None:
+        return config.size("intermediate_size")
+    return read_inner(config, "expand")
 
 
 def _recurrent(config: Config, mixer: Mixer, **variant: Any) -> DecoderSpec:

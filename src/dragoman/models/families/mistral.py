@@ -8,11 +8,10 @@ from msgspec.structs import replace
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family
-from dragoman.models.families.latent import LATENT_NAMES, read_mistral4
+from dragoman.models.families.latent import LATENT_NAMES, pop_query_scale, read_mistral4
 from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.families.scored_mixtures import DEEPSEEK_NAMES, DEEPSEEK_STACKS
 from dragoman.models.latent import divide_keys_and_values
-from dragoman.models.positions import QueryScale
 from dragoman.models.rope_config import read_rope_block
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.vision.parameters import pixtral_names
@@ -53,17 +52,14 @@ def _read_ministral3(config: Config) -> DecoderSpec:
     positions = config.size("max_position_embeddings")
     block = dict(config.block("rope_parameters") or config.block("rope_scaling") or _YARN)
     block.pop("max_position_embeddings", None)
-    scale = Config({key: block.get(key) for key in ("llama_4_scaling_beta", "original_max_position_embeddings")})
-    factor = scale.number("llama_4_scaling_beta", 0.1)
-    span = scale.number("original_max_position_embeddings", 16_384)
-    block.pop("llama_4_scaling_beta", None)
+    query_scale = pop_query_scale(block, span=16_384, layers=layers)
     rope = read_rope_block(config, block, head_dim, positions, theta=1_000_000.0)
     return llama_like(
         config,
         architecture="Ministral3ForCausalLM",
         context=rope.scaling.context(positions),
         ropes=(rope,) * layers,
-        query_scale=QueryScale(factor=factor, span=span, shift=0, layers=tuple(range(layers))),
+        query_scale=query_scale,
         windows=(config.window(),) * layers,
     )
 

@@ -37,13 +37,15 @@ from dragoman.models.vision.parameters import (
 )
 
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
+_QWEN_SIZES = _SIZES | {"intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151_936}
+_LFM2_SIZES = _SIZES | {"hidden_size": 2560, "intermediate_size": 12288, "num_key_value_heads": 8, "vocab_size": 65536}
 _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
     "llama": (LLAMA["LlamaForCausalLM"], _SIZES | {"intermediate_size": 11008}),
     "mistral": (MISTRAL["MistralForCausalLM"], _SIZES | {"intermediate_size": 14336, "num_key_value_heads": 8}),
-    "qwen2": (QWEN["Qwen2ForCausalLM"], {}),
-    "qwen3": (QWEN["Qwen3ForCausalLM"], {}),
-    "granite": (GRANITE["GraniteForCausalLM"], {}),
-    "lfm2": (LFM2["Lfm2ForCausalLM"], {}),
+    "qwen2": (QWEN["Qwen2ForCausalLM"], _QWEN_SIZES),
+    "qwen3": (QWEN["Qwen3ForCausalLM"], _QWEN_SIZES),
+    "granite": (GRANITE["GraniteForCausalLM"], _SIZES | {"intermediate_size": 11008}),
+    "lfm2": (LFM2["Lfm2ForCausalLM"], _LFM2_SIZES),
 }
 """Decoders by the ``model_type`` of ``text_config``, with the values of sizes that a config may leave out."""
 
