@@ -70,6 +70,7 @@ def options(**given: Any) -> dict[str, Any]:
 
 CASES: dict[str, tuple[Packer, dict[str, Any]]] = {
     "blocks": (packer(128, 128), options()),
+    "blocks of MiniMax-M2": (packer(128, 128), options(fmt="float8_e4m3fn")),
     "blocks that do not divide": (packer(96, 48), options(weight_block_size=[96, 48])),
     "one scale": (packer(None, None, "weight_scale"), options(weight_block_size=None)),
     "static": (packer(None, None, "weight_scale"), options(weight_block_size=None, activation_scheme="static")),

@@ -149,7 +149,7 @@ def _read_scales(scales: StoredTensor) -> NDArray[np.float32]:
 def read_float8(options: Options) -> Float8:
     """Return the scheme of a ``quantization_config`` of the methods ``fp8`` and ``fbgemm_fp8``."""
     options.refuse_unknown(_DECISIVE, _HARMLESS)
-    options.one_of("fmt", "e4m3", ("e4m3", "e5m2"))
+    options.one_of("fmt", "e4m3", ("e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"))
     options.one_of("scale_fmt", "float", ("float", "ue8m0"))
     options.one_of("expert_dtype", "fp8", ("fp8",))
     scheme = options.one_of("activation_scheme", "dynamic", ("dynamic", "static"))
