@@ -77,6 +77,16 @@ async def test_a_known_key_comes_in(runtime: LocalServer, headers: dict[str, str
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+async def test_a_key_that_is_not_ascii_comes_in(runtime: LocalServer, encoding: str) -> None:
+    key = "schlüssel-für-jeden-tag"
+    app = create_app(runtime.serving, AUTO, dialects=TOYS, keys=Keyring([hashed(key, "ann")]))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        for sent, status in ((key, 200), (key.replace("ü", "u"), 401), (key + "\xff", 401)):
+            header = f"Bearer {sent}".encode(encoding)
+            assert (await client.get("/north/who", headers={"authorization": header})).status_code == status
+
+
 @pytest.mark.parametrize("name", ["api_key", "api-key", "key", "token", "access_token", "authorization", "x-api-key"])
 async def test_a_key_in_the_query_lets_nobody_in(runtime: LocalServer, name: str) -> None:
     async with asked(runtime) as client:

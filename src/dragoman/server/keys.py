@@ -176,7 +176,8 @@ class Keyring:
             message = "No API key was given. Send it in the header 'Authorization: Bearer <key>'."
             raise Unauthorized(message, reason="missing")
         # Looked up by its digest: the time that takes reveals something about digests, and nothing about keys.
-        found = self._by_digest.get(hashlib.sha256(presented.encode("utf-8", "surrogateescape")).hexdigest())
+        digests = (hashlib.sha256(each).hexdigest() for each in _encodings(presented))
+        found = next((self._by_digest[each] for each in digests if each in self._by_digest), None)
         if found is None:
             raise Unauthorized("The API key is not known.", reason="unknown")
         self._check_expiry(found)
@@ -394,6 +395,13 @@ def _state_of(found: os.stat_result) -> object:
 def _check_scope(key: Key, scope: Scope) -> None:
     if scope not in key.scopes:
         raise Forbidden(f"The API key is not good for this: its scopes are {', '.join(key.scopes)}.")
+
+
+def _encodings(presented: str) -> Iterator[bytes]:
+    """Yield what a key may be in UTF-8. Each character is a byte of the header: clients send UTF-8 or Latin-1."""
+    yield presented.encode("latin-1", "replace")
+    if not presented.isascii():
+        yield presented.encode("utf-8", "surrogateescape")
 
 
 def _presented(headers: Mapping[str, str], key_headers: Sequence[str]) -> str:
