@@ -11,16 +11,34 @@ export const root = import.meta.env.DEV ? location.origin + "/" : new URL("..", 
 const STORED = "dragoman-key";
 
 /** The API key: kept for this tab, until it is closed. */
-export const key = signal(sessionStorage.getItem(STORED) ?? "");
+export const key = signal(stored());
 
 /** Whether the server has refused a request for its key. */
 export const keyWanted = signal("");
 
+/** Returns the key of this tab; none where the browser keeps no data of pages. */
+function stored(): string {
+    try {
+        return sessionStorage.getItem(STORED) ?? "";
+    } catch {
+        return "";
+    }
+}
+
 export function setKey(value: string): void {
     key.value = value.trim();
-    if (key.value) sessionStorage.setItem(STORED, key.value);
-    else sessionStorage.removeItem(STORED);
     keyWanted.value = "";
+    try {
+        if (key.value) sessionStorage.setItem(STORED, key.value);
+        else sessionStorage.removeItem(STORED);
+    } catch {
+        // it is kept until the page is loaded again
+    }
+}
+
+/** Returns a text as a header takes it: each of its bytes in UTF-8 as a character. */
+function inHeader(text: string): string {
+    return String.fromCharCode(...new TextEncoder().encode(text));
 }
 
 export class ServerError extends Error {
@@ -42,7 +60,7 @@ export function path(relative: string): string {
 /** Sends a request; throws ServerError for a refusal and ConnectionLost without an answer. */
 export async function send(relative: string, options: RequestInit = {}): Promise<Response> {
     const headers = new Headers(options.headers);
-    if (key.value) headers.set("authorization", `Bearer ${key.value}`);
+    if (key.value) headers.set("authorization", `Bearer ${inHeader(key.value)}`);
     let answer: Response;
     try {
         answer = await fetch(path(relative), { ...options, headers, credentials: "omit", cache: "no-store" });

@@ -20,6 +20,7 @@ import {
     version,
 } from "./conversation";
 import { ObjectForm } from "./form";
+import { parse, stringify } from "./json";
 import { Markdown } from "./markdown";
 import { ChooseFiles, type Picture, Thumbnails, filesOf, readPictures } from "./pictures";
 import type { Schema } from "./openapi";
@@ -116,8 +117,8 @@ function schemaOf(name: string): Schema {
 
 function argumentsOf(call: Call): Record<string, unknown> {
     try {
-        const value = JSON.parse(call.arguments);
-        return value && typeof value === "object" ? value : {};
+        const value = parse(call.arguments);
+        return value && typeof value === "object" ? (value as Record<string, unknown>) : {};
     } catch {
         return {};
     }
@@ -136,7 +137,7 @@ function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: nu
             onSubmit={(event) => {
                 event.preventDefault();
                 const calls = answer.calls.map((call) =>
-                    edited[call.id] ? { ...call, arguments: JSON.stringify(edited[call.id]) } : call,
+                    edited[call.id] ? { ...call, arguments: stringify(edited[call.id]) } : call,
                 );
                 void sendResults(
                     index,

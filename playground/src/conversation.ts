@@ -2,7 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { type Answer, type Token, emptyAnswer, generate, textOf } from "./answer";
-import { completionFields } from "./openapi";
+import { chatFields, completionFields } from "./openapi";
 import type { Picture } from "./pictures";
 import { contextTokens, model, mode, requestFields, system, values } from "./settings";
 
@@ -135,7 +135,10 @@ async function run(
 }
 
 function choices(body: Record<string, unknown>): Answer[] {
-    const n = typeof body["n"] === "number" ? body["n"] : 1;
+    // A number that the server refuses has one answer, which shows why.
+    const most = chatFields.value.find((field) => field.name === "n")?.kind.maximum ?? 1;
+    const asked = typeof body["n"] === "number" ? body["n"] : 1;
+    const n = asked >= 1 && asked <= most ? asked : 1;
     return Array.from({ length: n }, (_, i) =>
         emptyAnswer(n > 1 ? `${label()}, choice ${i + 1}` : label(), model.value),
     );

@@ -1,7 +1,7 @@
 // Inputs for values that a JSON Schema describes: the request's fields, and the arguments of tools.
 
 import { useState } from "preact/hooks";
-import { parseInteger, stringify } from "./json";
+import { parse, parseInteger, stringify } from "./json";
 import type { Schema } from "./openapi";
 
 interface InputProps {
@@ -123,12 +123,12 @@ function JsonInput({ id, value, onValue, describedBy, placeholder }: InputProps)
             aria-describedby={describedBy}
             aria-invalid={wrong}
             placeholder={placeholder ?? "JSON"}
-            value={text}
+            value={value === undefined && !wrong ? "" : text}
             onInput={(event) => {
                 const given = event.currentTarget.value;
                 setText(given);
                 try {
-                    onValue(given.trim() ? JSON.parse(given) : undefined);
+                    onValue(given.trim() ? parse(given) : undefined);
                     setWrong(false);
                 } catch {
                     setWrong(true);

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren, VNode } from "preact";
 import { memo } from "preact/compat";
-import { useState } from "preact/hooks";
+import { CopyButton } from "./copy";
 import { lexer, type Token, type Tokens } from "marked";
 import { spelledOut } from "./visible";
 
@@ -69,19 +69,11 @@ function inline(tokens: Token[] | undefined): ComponentChildren {
 }
 
 function Code({ text, language }: { text: string; language: string }) {
-    const [copied, setCopied] = useState(false);
-    const copy = () =>
-        navigator.clipboard?.writeText(text).then(
-            () => setCopied(true),
-            () => undefined,
-        );
     return (
         <figure class="code">
             <figcaption>
                 <span>{language || "code"}</span>
-                <button type="button" class="quiet" onClick={copy}>
-                    {copied ? "Copied" : "Copy"}
-                </button>
+                <CopyButton text={text} />
             </figcaption>
             <pre tabIndex={0} dir="ltr">
                 <code>{spelledOut(text)}</code>

@@ -2,6 +2,7 @@
 
 import { useEffect, useRef, useState } from "preact/hooks";
 import { ServerError, key, path, post } from "./api";
+import { CopyButton } from "./copy";
 import { lastRequest, requestFor, turns } from "./conversation";
 import { stringify } from "./json";
 import { paths } from "./openapi";
@@ -100,7 +101,6 @@ function javascriptOf({ method, to, body }: Call, keyed: boolean): string[] {
 
 function Program({ call, name }: { call: Call; name: string }) {
     const [language, setLanguage] = useState<Language>("curl");
-    const [copied, setCopied] = useState(false);
     const text = program(language, call, key.value !== "");
     return (
         <figure class="code">
@@ -112,27 +112,13 @@ function Program({ call, name }: { call: Call; name: string }) {
                             type="button"
                             class="quiet"
                             aria-pressed={each === language}
-                            onClick={() => {
-                                setLanguage(each);
-                                setCopied(false);
-                            }}
+                            onClick={() => setLanguage(each)}
                         >
                             {each}
                         </button>
                     ))}
                 </span>
-                <button
-                    type="button"
-                    class="quiet"
-                    onClick={() =>
-                        navigator.clipboard?.writeText(text).then(
-                            () => setCopied(true),
-                            () => undefined,
-                        )
-                    }
-                >
-                    {copied ? "Copied" : "Copy"}
-                </button>
+                <CopyButton text={text} />
             </figcaption>
             <pre tabIndex={0} dir="ltr">
                 <code>{shortened(text)}</code>

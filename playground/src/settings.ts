@@ -2,6 +2,7 @@
 
 import { computed, signal } from "@preact/signals";
 import { getJson } from "./api";
+import { parse } from "./json";
 import { chatFields, completionFields } from "./openapi";
 
 export type Mode = "chat" | "completion";
@@ -101,7 +102,7 @@ export function requestFields(kind: Mode): Record<string, unknown> {
 
 function parsed(text: string, what: string): unknown {
     try {
-        return JSON.parse(text);
+        return parse(text);
     } catch (error) {
         throw new Error(`${what} is not JSON: ${(error as Error).message}`);
     }

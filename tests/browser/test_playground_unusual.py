@@ -1,0 +1,119 @@
+"""The playground with numbers, keys and browsers that are seldom met."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+from playground_page import Playground, chunk, script, script_text
+from stub_runtime import QUICK, STUB, RunningServer, running_server
+
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
+
+if TYPE_CHECKING:
+    from playwright.sync_api import BrowserContext, Page
+
+SETTINGS = msgspec.structs.replace(QUICK, name="", alias=(), header_timeout_s=20.0, linger_s=0.2)
+
+
+@pytest.fixture(scope="module")
+def server(chromium: BrowserContext) -> Iterator[RunningServer]:
+    with running_server(SETTINGS, STUB) as server:
+        yield server
+
+
+@pytest.mark.parametrize("n", ["0", "-1", "200", "100000000"])
+def test_a_number_of_choices_that_is_refused_is_told_once(playground: Playground, n: str) -> None:
+    page = playground.page
+    page.get_by_text("All other fields").click()
+    playground.set(n=n, max_tokens=3)
+    playground.ask("Hi")
+    assert "Invalid 'n'" in playground.answer().locator(".error").inner_text()
+    assert page.locator(".answer").count() == 1
+    page.locator("#field-n").fill("")
+    playground.ask("Again")
+    playground.answer(2)
+    assert page.locator(".error").count() == 1, "the conversation goes on"
+
+
+def test_fields_in_json_are_reset_too(playground: Playground) -> None:
+    page = playground.page
+    page.get_by_text("All other fields").click()
+    playground.set(max_tokens=3, logit_bias='{"5": 1}')
+    page.get_by_role("button", name="Reset").click()
+    page.wait_for_function("!document.querySelector('#field-max_tokens').value")
+    assert page.locator("#field-logit_bias").input_value() == ""
+    page.locator("#field-logit_bias").fill('{"6": ')
+    assert page.locator("#field-logit_bias").input_value() == '{"6": ', "what is being written stays"
+
+
+def test_arguments_of_tools_keep_all_digits(playground: Playground) -> None:
+    page, large = playground.page, 2**64 - 1
+    page.get_by_text("Tools (0)").click()
+    page.get_by_role("button", name="Add a tool").click()
+    schema = {"type": "object", "properties": {"id": {"type": "integer", "maximum": large}, "of": {}, "as": {}}}
+    page.locator("#tool-parameters-0").fill(json.dumps(schema))
+    arguments = {"id": 1, "of": {"n": [-large, 0.5, f"{large}"]}, "as": 1e300}
+    function = {"name": "get_weather", "arguments": json.dumps(arguments)}
+    script(page, chunk({"tool_calls": [{"index": 0, "id": "call_1", "function": function}]}), chunk({}, "tool_calls"))
+    playground.ask("Call")
+    playground.answer()
+    page.locator("#call-1-0-id").fill(str(large))
+    script_text(page, "done")
+    page.get_by_role("button", name="Send the results").click()
+    playground.answer(2)
+    sent = playground.bodies()[-1]
+    assert sent["tools"][0]["function"]["parameters"] == schema
+    (call,) = sent["messages"][1]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {**arguments, "id": large}
+
+
+def test_a_browser_that_keeps_no_data_shows_the_page(page: Page, server: RunningServer) -> None:
+    page.add_init_script(
+        "Object.defineProperty(window, 'sessionStorage', {get() { throw new DOMException('', 'SecurityError'); }})"
+    )
+    playground = Playground(page, server.url)
+    playground.open()
+    page.get_by_role("button", name="API key").click()
+    page.locator("#key").fill("a-key")
+    page.get_by_role("button", name="Use this key").click()
+    playground.ask("Hi")
+    playground.answer()
+    assert playground.requests[-1].headers["authorization"] == "Bearer a-key"
+    assert not playground.said
+
+
+def test_texts_are_copied_where_the_page_has_no_clipboard(page: Page, server: RunningServer) -> None:
+    # As on plain HTTP from another machine.
+    page.add_init_script("Object.defineProperty(navigator, 'clipboard', {value: undefined})")
+    playground = Playground(page, server.url)
+    playground.open()
+    script_text(page, "```py\nprint('é')\n```")
+    playground.ask("Code")
+    copied = playground.answer().get_by_role("button", name="Copy")
+    copied.focus()
+    page.keyboard.press("Enter")
+    playground.answer().get_by_role("button", name="Copied").wait_for()
+    assert page.evaluate("document.activeElement.textContent") == "Copied", "the focus stays"
+    page.locator("#question").press("Control+V")
+    assert page.locator("#question").input_value() == "print('é')"
+    page.evaluate("document.execCommand = () => false")
+    script_text(page, "```\nmore\n```")
+    playground.ask("Code")
+    playground.answer(2).get_by_role("button", name="Copy").click()
+    playground.answer(2).get_by_role("button", name="Cannot copy: select the text").wait_for()
+
+
+def test_a_key_of_any_characters_is_sent(chromium: BrowserContext, page: Page) -> None:
+    with running_server(SETTINGS, STUB, keys=Keyring([hashed("schlüssel-🔑", "someone")])) as locked:
+        page.goto(locked.url)
+        for key in ("“schlüssel”", "schlüssel-🔑"):
+            page.locator("#key").fill(key)
+            with page.expect_response("**/openai/v1/models") as answered:
+                page.get_by_role("button", name="Use this key").click()
+            assert answered.value.status == (200 if key == "schlüssel-🔑" else 401)
+        page.locator("#model option").first.wait_for(state="attached")
