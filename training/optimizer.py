@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Matrices [..., rows, columns] with all their singular values near one, by a Newton-Schulz iteration of the fifth
+    """Matrices [count, rows, columns] with all their singular values near one, by a Newton-Schulz iteration of the fifth
     order in bfloat16.
 
     The coefficients are those of Jordan et al.: they leave the values between about 0.7 and 1.2, which is enough.
@@ -58,11 +58,12 @@ def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
     first, second, third = 3.4445, -4.7750, 2.0315
     found = matrices.bfloat16()
     is_tall = found.shape[-2] > found.shape[-1]
-    found = found.mT if is_tall else found
+    found = found.mT.contiguous() if is_tall else found
     found = found / (found.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         square = found @ found.mT
-        found = first * found + (second * square + third * square @ square) @ found
+        factor = torch.baddbmm(square, square, square, beta=second, alpha=third)
+        found = torch.baddbmm(found, factor, found, beta=first)
     return (found.mT if is_tall else found).to(matrices.dtype)
 
 

@@ -12,7 +12,7 @@ from random import Random
 import torch
 from tokenizers import Tokenizer
 
-from training import exercises
+from training import attention, exercises
 from training.chat import render
 from training.checkpoint import Position, load_checkpoint, save_checkpoint
 from training.export import export, load_model
@@ -41,6 +41,9 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(options.seed)
     gpu = device.type == "cuda"
+    compiled = gpu if options.compile is None else options.compile
+    if compiled and not gpu and attention.can_compile():
+        attention.compile_kernel()
     workers = options.workers if options.workers is not None else max(1, (os.cpu_count() or 2) - 1) if gpu else 0
 
     training_text, held_out_text = split_books(read_books(options.prose))
@@ -61,7 +64,7 @@ def main() -> None:
         budget=_budget(options),
         work=options.work,
         step_tokens=options.step_tokens or (GPU_STEP if gpu else CPU_STEP),
-        compiled=gpu if options.compile is None else options.compile,
+        compiled=compiled,
         pause_s=time.time() + 60 * options.pause_after,
         teacher=load_model(options.teacher).to(device) if options.teacher else None,
     )
@@ -225,7 +228,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.0, help="scale of all learning rates")
     parser.add_argument("--step-tokens", type=int, help=f"tokens a step: {CPU_STEP:,} on a CPU, {GPU_STEP:,} on a GPU")
     parser.add_argument("--workers", type=int, help="processes that make rows: none on a CPU, all cores for a GPU")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="torch.compile: on a GPU only")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="torch.compile, and the kernel of attention"
+    )
     options: argparse.Namespace = parser.parse_args()
     return options
 
