@@ -128,7 +128,7 @@ def _question(rng: Random, *, held_out: bool) -> Exchange:
     if kind < 0.5:
         drawn = rng.choice([capital, capital, capital, opposite, colour])(rng)
     elif kind < 0.7:
-        drawn = single(rng, held_out=held_out)
+        drawn = single(rng, held_out=held_out, small_share=0.4, tricky_share=0.2)
         return Exchange("first message", drawn.question.lower(), drawn.answer, drawn.short)
     elif kind < 0.8:
         drawn = who_are_you(rng)

@@ -30,6 +30,8 @@ NUMBER_KEYS = (
 ).split()
 FLAG_KEYS = "active paid open closed public private new sold ready urgent verified hidden fragile organic".split()
 
+SIBLING_SHARE = 0.25  # of the trained keys share their word with one before, as `seats` and `net_seats`
+FRACTION_SHARE, HELD_OUT_FRACTION_SHARE = 0.3, 0.15  # of the numbers have a fraction, which is to stay with its number
 ANY_WORD_SHARE = 0.5  # of the trained keys: any English word, whatever it would mean, so that keys are read
 
 VERBS = (
@@ -89,6 +91,8 @@ def _keys(rng: Random, count: int, *, held_out: bool) -> list[str]:
         key = rng.choice([*STRING_KEYS, *NUMBER_KEYS, *FLAG_KEYS])
         if not held_out and rng.random() < ANY_WORD_SHARE:
             key = rng.choice(WORDS)
+        if not held_out and keys and rng.random() < SIBLING_SHARE:
+            key = spoken(rng.choice(list(keys))).rpartition(" ")[2]
         if rng.random() < 0.4:
             head = rng.choice(HEADS)
             key = rng.choice([f"{head}_{key}", f"{head}{key.capitalize()}"])
@@ -103,7 +107,7 @@ def _value(rng: Random, key: str, *, held_out: bool) -> tuple[str, Value]:
     if any(plain.endswith(word) for word in FLAG_KEYS):
         return "boolean", rng.random() < 0.5
     if any(plain.endswith(word) for word in NUMBER_KEYS):
-        if rng.random() < 0.15:
+        if rng.random() < (HELD_OUT_FRACTION_SHARE if held_out else FRACTION_SHARE):
             return "number", rng.randint(1, 99) + rng.choice([0.5, 0.25, 0.75])
         return "integer", rng.choice([rng.randint(1, 99), rng.randint(100, 2999)])
     draw: Callable[..., str] = rng.choice([a_person, a_city, a_code, a_made_up_word])

@@ -10,6 +10,7 @@ from training.exercises.vocabulary import THINGS
 
 SMALL_SHARE = 0.75  # of the sums have numbers up to twelve: few enough for a tiny model to know by heart
 FEW_SMALL = 0.15  # of the sums in exercises about numbers of two digits
+TRICKY_SHARE = 0.35  # of the training sums in those exercises
 
 WORDS = {"+": "plus", "-": "minus", "*": "times"}
 
@@ -33,9 +34,14 @@ class Sum(NamedTuple):
         return zlib.crc32(f"{self.left}{self.sign}{self.right}".encode()) % 16 == 0
 
 
-def draw(rng: Random, *, held_out: bool, small_share: float = SMALL_SHARE) -> Sum:
+def draw(rng: Random, *, held_out: bool, small_share: float = SMALL_SHARE, tricky_share: float = 0.0) -> Sum:
     """A sum from the training share, or (with `held_out`) one that training never sees."""
     while True:
+        if tricky_share and not held_out and rng.random() < tricky_share:
+            candidate = _tricky(rng)
+            if candidate.result <= 100 and not candidate.held_out:
+                return candidate
+            continue
         sign = rng.choice("+++--*")
         if sign == "*" and not held_out:
             return Sum(rng.randint(0, 10), "*", rng.randint(0, 10))
@@ -50,8 +56,19 @@ def draw(rng: Random, *, held_out: bool, small_share: float = SMALL_SHARE) -> Su
             return candidate
 
 
-def single(rng: Random, *, held_out: bool = False, small_share: float = SMALL_SHARE) -> Exchange:
-    drawn = draw(rng, held_out=held_out, small_share=small_share)
+def _tricky(rng: Random) -> Sum:
+    """A sum of the kinds that are most often wrong: ones that make ten, or a small difference of larger numbers."""
+    if rng.random() < 0.4:
+        ones = rng.randint(1, 9)
+        return Sum(10 * rng.randint(0, 8) + ones, "+", 10 * rng.randint(0, 8) + 10 - ones)
+    left = rng.randint(10, 100)
+    return Sum(left, "-", left - rng.randint(0, min(left, rng.choice([9, 9, 19, 40]))))
+
+
+def single(
+    rng: Random, *, held_out: bool = False, small_share: float = SMALL_SHARE, tricky_share: float = 0.0
+) -> Exchange:
+    drawn = draw(rng, held_out=held_out, small_share=small_share, tricky_share=tricky_share)
     left, sign, right = drawn
     written = f"{left} {rng.choice([sign, sign, WORDS[sign]])} {right}"
     question = rng.choice(
@@ -72,12 +89,14 @@ def single(rng: Random, *, held_out: bool = False, small_share: float = SMALL_SH
 
 def larger(rng: Random, *, held_out: bool = False) -> Exchange:
     """One sum, mostly of numbers with two digits."""
-    return single(rng, held_out=held_out, small_share=FEW_SMALL)
+    return single(rng, held_out=held_out, small_share=FEW_SMALL, tricky_share=TRICKY_SHARE)
 
 
 def sheet(rng: Random, *, held_out: bool = False) -> Exchange:
     """Several sums at once, one to a line: many sums in few tokens."""
-    sums = [draw(rng, held_out=held_out, small_share=FEW_SMALL) for _ in range(rng.randint(2, 6))]
+    sums = [
+        draw(rng, held_out=held_out, small_share=FEW_SMALL, tricky_share=TRICKY_SHARE) for _ in range(rng.randint(2, 6))
+    ]
     asked = ", ".join(f"{s.left} {s.sign} {s.right}" for s in sums)
     question = rng.choice(["Work out these sums: {}.", "Calculate: {}.", "Solve these: {}."]).format(asked)
     return Exchange("sum sheet", question, "\n".join(f"{s.left} {s.sign} {s.right} = {s.result}" for s in sums))
