@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -26,6 +25,7 @@ from dragoman.engine_client.vllm.grammars import FollowedGrammars
 from dragoman.engine_client.vllm.http import HttpFailure
 from dragoman.engine_client.vllm.model import RemoteModel
 from dragoman.engine_client.vllm.settings import Address
+from dragoman.engine_client.vllm.tenant_limits import TenantLimits
 from dragoman.engine_client.vllm.translation import Abilities, Traits, check, honoured_defaults
 from dragoman.engine_client.vllm.upstream import Upstream
 from dragoman.models import AdapterInfo, ModelInfo
@@ -40,42 +40,6 @@ STEP_S = 0.05
 MAX_UNFINISHED = 4096
 """Most unfinished sequences for each server. vLLM itself has no limit."""
 NO_ADAPTERS_HERE = "adapters are not supported by the engine of this server, vLLM"
-
-
-class Turns:
-    """Limits how many sequences of one tenant the servers compute at one time, in order of arrival."""
-
-    def __init__(self) -> None:
-        self._running: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-
-    async def take(self, request: EngineRequest) -> None:
-        """Wait until the tenant has room for one more."""
-        limit, tenant = request.max_running, request.tenant
-        if limit is None or self._running[tenant] < limit:
-            self._running[tenant] += 1
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give_back(request)
-            raise
-
-    def give_back(self, request: EngineRequest) -> None:
-        """Let the next one have the place."""
-        waiting = self._waiting.get(request.tenant)
-        while waiting:
-            turn = waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._waiting.pop(request.tenant, None)
-        self._running[request.tenant] -= 1
-        if self._running[request.tenant] <= 0:
-            del self._running[request.tenant]
 
 
 class VllmClient:
@@ -112,7 +76,7 @@ class VllmClient:
         self._requests: dict[str, InFlight] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._usable = asyncio.Event()
-        self._turns = Turns()
+        self._tenants = TenantLimits()
         self._down_since = 0.0
         self._stats = EngineStats()
         self._counts: dict[str, float] = dict.fromkeys(("prompt_tokens", "generated_tokens", "steps", "busy_s"), 0.0)
@@ -333,11 +297,11 @@ class VllmClient:
         """
         losses = 0
         while True:
-            await self._turns.take(request.request)
+            await self._tenants.acquire(request.request)
             try:
                 upstream = await self._least_loaded()
             except BaseException:
-                self._turns.give_back(request.request)
+                self._tenants.release(request.request)
                 raise
             before = 0 if index is None else len(request.generated[index])
             upstream.running += 1
@@ -362,7 +326,7 @@ class VllmClient:
                 return None
             finally:
                 upstream.running -= 1
-                self._turns.give_back(request.request)
+                self._tenants.release(request.request)
             if index is not None and len(request.generated[index]) > before:
                 losses = 0
             losses += lost.was_connected
