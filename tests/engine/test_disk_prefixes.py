@@ -116,7 +116,7 @@ def test_what_is_computed_faster_is_not_read(tmp_path: Path) -> None:
     run(engine, [request()])
     assert engine.output().stats.disk_read_blocks == 0
     store._seconds_per_token = 1.0
-    assert store.is_cheaper(32, store._index)
+    assert store.is_cheaper(32, store._index._locations)
     engine.close()
 
 

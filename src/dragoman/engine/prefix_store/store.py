@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 from dragoman import kernels
 from dragoman.engine.prefix_store import segment
 from dragoman.engine.prefix_store.folder import CacheFolder, FolderError, StoredSegment
+from dragoman.engine.prefix_store.index import Location, RecordIndex
 from dragoman.engine.prefix_store.segment import (
     HEAD_BYTES,
     RECORD_BYTES,
@@ -32,14 +32,11 @@ from dragoman.engine.prefix_store.segment import (
     Record,
     SegmentError,
     SegmentWriter,
-    scan,
 )
 
 log = logging.getLogger("dragoman.engine")
 
 SEGMENT_BYTES = 64 << 20
-MOST_RECORDS = 1 << 17
-"""Records that the index has at most, of the newest segments: some 40 MB of memory."""
 MOST_QUEUED = 1 << 16
 REFRESH_S = 10.0
 """Time after which segments of other processes are looked for again, when there is something to do."""
@@ -57,14 +54,6 @@ _FIRST_BANDWIDTH = 200e6
 
 Bytes = NDArray[np.uint8]
 IsCurrent = Callable[[bytes, int], bool]
-
-
-class Location(NamedTuple):
-    """Where a record is."""
-
-    segment: str
-    at: int
-    record: Record
 
 
 class Load:
@@ -133,9 +122,8 @@ class PrefixStore:
         if states is not None:
             self._rows[STATES] = states
         self._is_current = is_current
-        self._index: dict[bytes, Location] = {}
-        self._scanned: dict[str, int] = {}
-        """Up to where each segment is in the index."""
+        row_bytes = {group: rows.shape[1] for group, rows in self._rows.items()}
+        self._index = RecordIndex(self._model, row_bytes, self._report)
         self._reported: set[str] = set()
         self._queue: dict[bytes, tuple[int, float, int]] = {}
         self._loads: deque[Load] = deque()
@@ -182,8 +170,7 @@ class PrefixStore:
 
     def nbytes(self, keys: Iterable[bytes]) -> int:
         """Return the bytes to read for these keys."""
-        found = [self._index.get(key) for key in keys]
-        return sum(location.record.nbytes for location in found if location is not None)
+        return sum(record.nbytes for record in self._index.records(keys))
 
     def is_cheaper(self, tokens: int, keys: Iterable[bytes]) -> bool:
         """Return whether reading these keys takes less time than computing so many tokens.
@@ -196,8 +183,7 @@ class PrefixStore:
         keys = list(keys)
         compute_s = tokens * self._seconds_per_token
         if not compute_s:
-            found = [self._index.get(key) for key in keys]
-            compute_s = sum(location.record.cost_s for location in found if location is not None)
+            compute_s = sum(record.cost_s for record in self._index.records(keys))
         read_s = self.nbytes(keys) / self._bandwidth
         return read_s * (1 + _REST if self.is_busy else 1) < compute_s
 
@@ -266,7 +252,7 @@ class PrefixStore:
         with self._changed:
             self._is_open = False
             self._queue.clear()
-            self._index = {}
+            self._index.clear()
             for load in self._loads:
                 load.is_finished = True
             self._loads.clear()
@@ -321,43 +307,11 @@ class PrefixStore:
             time.sleep(min(_LONGEST_REST_S, took_s * _REST))
 
     def _refresh(self) -> None:
-        """Take over what segments have got since the last time, and forget those that are gone."""
+        """Bring the index and the size of the folder up to date."""
         assert self._folder is not None
         self._refreshed = time.monotonic()
         self.counts.bytes = sum(segment.nbytes for segment in self._folder.segments())
-        segments = {segment.name: segment for segment in self._folder.segments(self._model)}
-        own = self._writer.name if self._writer is not None else ""
-        gone = self._scanned.keys() - segments.keys() - {own}
-        if gone:
-            self._forget(gone)
-        for name in sorted(segments, reverse=True):
-            if name == own or segments[name].nbytes <= self._scanned.get(name, 0):
-                continue
-            try:
-                file = self._folder.open_segment(self._model, name)
-            except (OSError, FolderError, SegmentError) as error:
-                self._report(name, getattr(error, "message", None) or str(error))
-                self._scanned[name] = segments[name].nbytes
-                continue
-            try:
-                self._index_segment(file, name)
-            finally:
-                os.close(file)
-
-    def _index_segment(self, file: int, name: str) -> None:
-        end = self._scanned.get(name, HEAD_BYTES)
-        for at, record in scan(file, end):
-            rows = self._rows.get(record.key[0])
-            if rows is not None and rows.shape[1] == record.nbytes and len(self._index) < MOST_RECORDS:
-                self._index.setdefault(record.key, Location(name, at, record))
-            end = at + record.stride
-        self._scanned[name] = end
-
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self._scanned.pop(name, None)
-        kept = {key: location for key, location in self._index.items() if location.segment in self._scanned}
-        self._index = kept
+        self._index.refresh(self._folder, self._writer.name if self._writer is not None else "")
 
     def _report(self, name: str, reason: str) -> None:
         """Count a damaged record or segment, and log the first of each file."""
@@ -369,13 +323,13 @@ class PrefixStore:
     # Reading ---------------------------------------------------------------------------------------------------------
 
     def _read(self, load: Load) -> None:
-        found = [(self._index.get(key), place) for place, (key, _) in enumerate(load.items)]
+        found = self._index.find(key for key, _ in load.items)
         files: dict[str, int] = {}
         counts, began, before = self.counts, time.monotonic(), (self.counts.read_bytes, self.counts.read_s)
         try:
             for place, (key, _) in enumerate(load.items):
                 load.read[place] = not self._rows[key[0]].shape[1]
-            places = sorted((location, place) for location, place in found if location is not None)
+            places = sorted((location, place) for place, location in enumerate(found) if location is not None)
             parts: dict[str, tuple[int, int]] = {}
             for location, _ in places:
                 start = parts.get(location.segment, (location.at,))[0]
@@ -421,13 +375,13 @@ class PrefixStore:
                 self._read_ahead(files, parts, name)
             reason = segment.read_bytes(files[name], location.at, location.record, target.data, kernels.checksum)
         except FileNotFoundError:  # removed by another process, which needed the room
-            self._forget([name])
+            self._index.forget([name])
             return False
         except (OSError, FolderError, SegmentError) as error:
             reason = getattr(error, "message", None) or str(error)
         if reason:
             self._report(name, reason)
-            self._index.pop(key, None)
+            self._index.remove(key)
         return not reason
 
     def _read_ahead(self, files: dict[str, int], parts: dict[str, tuple[int, int]], name: str) -> None:
@@ -462,9 +416,7 @@ class PrefixStore:
         except (OSError, FolderError) as error:
             self._stop_writing(getattr(error, "message", None) or str(error))
             return
-        if len(self._index) < MOST_RECORDS:
-            self._index[key] = Location(writer.name, at, record)
-        self._scanned[writer.name] = writer.size
+        self._index.add(Location(writer.name, at, record), writer.size)
         took_s = time.monotonic() - started
         self.counts.bytes += record.stride
         self.counts.written_bytes += record.stride
@@ -481,12 +433,12 @@ class PrefixStore:
             writer.close()
             self._writer = None
             if is_removed:
-                self._forget([writer.name])
+                self._index.forget([writer.name])
         assert self._folder is not None
         if not self._folder.exists:
             self._folder.close()
             self._folder = CacheFolder(self._path)
-            self._forget(list(self._scanned))
+            self._index.clear()
         if not self._folder.make_room(self._segment_bytes, self._limit_bytes, self._costs):
             raise OSError(errno.ENOSPC, "there is no room for another segment")
         self._refresh()
