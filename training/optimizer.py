@@ -50,7 +50,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Matrices [count, rows, columns] with all their singular values near one, by a Newton-Schulz iteration of the fifth
+    """Matrices [count, rows, columns] with all their singular values near one, by a Newton-Schulz iteration of fifth
     order in bfloat16.
 
     The coefficients are those of Jordan et al.: they leave the values between about 0.7 and 1.2, which is enough.

@@ -184,6 +184,7 @@ def test_a_server_that_may_open_too_few_files_says_so(monkeypatch: pytest.Monkey
 
 SIGNALLED = """
 import os, signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` has its programs ignore
 os.getpid, own = lambda: 1, os.getpid()
 from dragoman.cli.start import handle_signals
 handle_signals(sys.argv[1:])

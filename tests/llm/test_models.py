@@ -34,7 +34,7 @@ def make_adapter(folder: Path, seed: int) -> Path:
     """One that changes the queries of the embedded model's first layer, in PEFT's format."""
     save_file = pytest.importorskip("safetensors.numpy").save_file
     folder.mkdir()
-    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 64, "target_modules": ["layers.0.self_attn.q_proj"]}
+    config = {"peft_type": "LORA", "r": 4, "lora_alpha": 256, "target_modules": ["layers.0.self_attn.q_proj"]}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     rng, name = np.random.default_rng(seed), "base_model.model.model.layers.0.self_attn.q_proj"
     size = json.loads((embedded_path() / "config.json").read_text())["hidden_size"]
