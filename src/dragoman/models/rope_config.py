@@ -20,6 +20,7 @@ SCALINGS: dict[str, type[Scaling]] = {
 
 # Keys of a block without effect on the scalings: they repeat the type, or say how it was trained.
 _INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
+# Keys whose 0 says as much as their absence, as transformers has it.
 _NONE_AT_ZERO = {"mscale", "mscale_all_dim"}
 _FACTORS = {"short_factor", "long_factor", "divisors"}
 

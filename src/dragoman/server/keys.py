@@ -398,8 +398,9 @@ def _check_scope(key: Key, scope: Scope) -> None:
 
 
 def _encodings(presented: str) -> Iterator[bytes]:
-    """Yield what a key may be in UTF-8. Each character is a byte of the header: clients send UTF-8 or Latin-1."""
-    yield presented.encode("latin-1", "replace")
+    """Yield a key in UTF-8: the bytes that came, one for each character, and those of a key that came in Latin-1."""
+    with contextlib.suppress(UnicodeEncodeError):
+        yield presented.encode("latin-1")
     if not presented.isascii():
         yield presented.encode("utf-8", "surrogateescape")
 
