@@ -129,7 +129,7 @@ lint: $(VENV)/.packages-dev ## Check style and types.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy --strict src plugins/vllm/src
-	$(BIN)/clang-format --dry-run --Werror $(CPP)
+	$(BIN)/clang-format --dry-run --Werror $(CPP) $(wildcard training/csrc/*.cpp)
 
 hooks: $(DEV) ## Have each commit checked by what `make lint` runs.
 	$(PIP) install --quiet 'pre-commit>=4'

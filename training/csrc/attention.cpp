@@ -1,18 +1,21 @@
 // Causal attention of bfloat16 heads of 32 numbers, and its gradient, with AMX tiles.
 //
 // Queries are [rows, heads, length, 32]; keys and values have fewer heads, each of which serves a group of query heads.
-// A head of 32 is the depth of one tile, so that one instruction multiplies 16 queries with 16 keys. Scores are computed
-// transposed, keys in rows and queries in columns: what belongs to a query lies in one lane of all vectors, and maxima and
-// sums need no step across lanes. Exponentials are taken to base 2. The gradient computes the scores again, from what the
-// forward pass kept of each query: the base-2 logarithm of its sum of exponentials (Dao et al., 2022).
+// A head of 32 is the depth of one tile, so that one instruction multiplies 16 queries with 16 keys. Scores are
+// computed transposed, keys in rows and queries in columns: what belongs to a query lies in one lane of all vectors,
+// and maxima and sums need no step across lanes. Exponentials are taken to base 2. The gradient computes the scores
+// again, from what the forward pass kept of each query: the base-2 logarithm of its sum of exponentials (Dao et al.,
+// 2022).
 
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <torch/extension.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <tuple>
 
@@ -20,9 +23,9 @@ namespace {
 
 using Bf16 = uint16_t;
 
-constexpr int kHead = 32;            // numbers in a head: the depth of a tile
-constexpr int kTile = 16;            // rows of a tile, and numbers in a vector of float32
-constexpr int kBlock = 32;           // the depth of a tile again: so many keys or queries are summed at once
+constexpr int kHead = 32;   // numbers in a head: the depth of a tile
+constexpr int kTile = 16;   // rows of a tile, and numbers in a vector of float32
+constexpr int kBlock = 32;  // the depth of a tile again: so many keys or queries are summed at once
 constexpr int kTileFloats = kTile * kTile;
 constexpr float kLog2E = 1.44269504f;
 
@@ -145,9 +148,8 @@ void transpose(Head from, int length, Bf16* to) {
 void write_transposed(const float* from, Bf16* to, int64_t stride) {
   const __m512i at = _mm512_slli_epi32(lanes(), 4);
   for (int position = 0; position < kTile; ++position)
-    _mm512_storeu_si512(to + position * stride,
-                        joined(_mm512_i32gather_ps(at, from + position, 4),
-                               _mm512_i32gather_ps(at, from + kTileFloats + position, 4)));
+    _mm512_storeu_si512(to + position * stride, joined(_mm512_i32gather_ps(at, from + position, 4),
+                                                       _mm512_i32gather_ps(at, from + kTileFloats + position, 4)));
 }
 
 /// Two 16 x 16 tiles of products each way, stored as [32][32]: rows of `left` with columns of `right`.
@@ -156,25 +158,42 @@ void multiply_block(Head left, int row, const uint32_t* right, float* product) {
   _tile_loadd(5, left[row + kTile], left.stride * 2);
   _tile_loadd(6, right, 64);
   _tile_loadd(7, right + kTileFloats, 64);
-  _tile_zero(0); _tile_zero(1); _tile_zero(2); _tile_zero(3);
-  _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
-  _tile_stored(0, product, 128); _tile_stored(1, product + kTile, 128);
-  _tile_stored(2, product + 2 * kTileFloats, 128); _tile_stored(3, product + 2 * kTileFloats + kTile, 128);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+  _tile_stored(0, product, 128);
+  _tile_stored(1, product + kTile, 128);
+  _tile_stored(2, product + 2 * kTileFloats, 128);
+  _tile_stored(3, product + 2 * kTileFloats + kTile, 128);
 }
 
 /// Adds the product of two [32][32] factors to four tiles: `left` in rows, `right` as two arranged tiles.
 void add_product(float* sum, const Bf16* left, const uint32_t* right) {
-  _tile_loadd(0, sum, 64); _tile_loadd(1, sum + kTileFloats, 64);
-  _tile_loadd(2, sum + 2 * kTileFloats, 64); _tile_loadd(3, sum + 3 * kTileFloats, 64);
-  _tile_loadd(4, left, 64); _tile_loadd(5, left + kTile * kBlock, 64);
-  _tile_loadd(6, right, 64); _tile_loadd(7, right + kTileFloats, 64);
-  _tile_dpbf16ps(0, 4, 6); _tile_dpbf16ps(1, 4, 7); _tile_dpbf16ps(2, 5, 6); _tile_dpbf16ps(3, 5, 7);
-  _tile_stored(0, sum, 64); _tile_stored(1, sum + kTileFloats, 64);
-  _tile_stored(2, sum + 2 * kTileFloats, 64); _tile_stored(3, sum + 3 * kTileFloats, 64);
+  _tile_loadd(0, sum, 64);
+  _tile_loadd(1, sum + kTileFloats, 64);
+  _tile_loadd(2, sum + 2 * kTileFloats, 64);
+  _tile_loadd(3, sum + 3 * kTileFloats, 64);
+  _tile_loadd(4, left, 64);
+  _tile_loadd(5, left + kTile * kBlock, 64);
+  _tile_loadd(6, right, 64);
+  _tile_loadd(7, right + kTileFloats, 64);
+  _tile_dpbf16ps(0, 4, 6);
+  _tile_dpbf16ps(1, 4, 7);
+  _tile_dpbf16ps(2, 5, 6);
+  _tile_dpbf16ps(3, 5, 7);
+  _tile_stored(0, sum, 64);
+  _tile_stored(1, sum + kTileFloats, 64);
+  _tile_stored(2, sum + 2 * kTileFloats, 64);
+  _tile_stored(3, sum + 3 * kTileFloats, 64);
 }
 
-/// Attention of the queries of one head; `values` are transposed. Writes the output and each query's base-2 logarithm of
-/// its sum of exponentials.
+/// Attention of the queries of one head; `values` are transposed. Writes the output and each query's base-2 logarithm
+/// of its sum of exponentials.
 void attend(Head query, Head key, const Bf16* values, int length, Head output, float* logarithms) {
   const __m512 scale = _mm512_set1_ps(kLog2E / std::sqrt(float(kHead)));
   Buffer<uint32_t> queries(int64_t(length) * kTile);
@@ -199,7 +218,8 @@ void attend(Head query, Head key, const Bf16* values, int length, Head output, f
     }
     highest = _mm512_mul_ps(highest, scale);
     __m512 total = _mm512_setzero_ps();
-    _tile_zero(3); _tile_zero(4);
+    _tile_zero(3);
+    _tile_zero(4);
     for (int from = 0; from < seen; from += kBlock) {
       for (int pair = 0; pair < kTile; ++pair) {
         __m512 weight[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
@@ -214,9 +234,11 @@ void attend(Head query, Head key, const Bf16* values, int length, Head output, f
       _tile_loadd(5, weights, 64);
       _tile_loadd(6, values + from * kHead, 64);
       _tile_loadd(7, values + from * kHead + kTile * kBlock, 64);
-      _tile_dpbf16ps(3, 6, 5); _tile_dpbf16ps(4, 7, 5);
+      _tile_dpbf16ps(3, 6, 5);
+      _tile_dpbf16ps(4, 7, 5);
     }
-    _tile_stored(3, sums, 64); _tile_stored(4, sums + kTileFloats, 64);
+    _tile_stored(3, sums, 64);
+    _tile_stored(4, sums + kTileFloats, 64);
     for (int number = 0; number < kHead; ++number) {
       float* of_number = sums + number * kTile;
       _mm512_store_ps(of_number, _mm512_div_ps(_mm512_load_ps(of_number), total));
@@ -242,8 +264,8 @@ void dot_products(Head gradient, Head output, int length, float* to) {
 
 /// The gradient of one head's queries; adds the head's part to the gradients of its keys and values, which are tiles
 /// [block][2 halves of its positions][2 halves of the head]. `keys` are transposed.
-void attend_back(Head query, Head key, Head value, const Bf16* keys, Head output, Head gradient, const float* logarithms,
-                 int length, Head query_gradient, float* key_gradient, float* value_gradient) {
+void attend_back(Head query, Head key, Head value, const Bf16* keys, Head output, Head gradient,
+                 const float* logarithms, int length, Head query_gradient, float* key_gradient, float* value_gradient) {
   const float root = 1 / std::sqrt(float(kHead));
   const __m512 to_score = _mm512_set1_ps(root * kLog2E), to_gradient = _mm512_set1_ps(root);
   const int64_t pairs = int64_t(length) * kTile;
@@ -268,8 +290,8 @@ void attend_back(Head query, Head key, Head value, const Bf16* keys, Head output
           __m512 weight[2];
           for (int half = 0; half < 2; ++half) {
             const int at = place * kBlock + half * kTile, asking = first + half * kTile;
-            const __m512 score = _mm512_fmsub_ps(_mm512_load_ps(scores + at), to_score,
-                                                 _mm512_loadu_ps(logarithms + asking));
+            const __m512 score =
+                _mm512_fmsub_ps(_mm512_load_ps(scores + at), to_score, _mm512_loadu_ps(logarithms + asking));
             weight[half] = _mm512_maskz_mov_ps(sees(asking, from + place), exp2_of(score));
             const __m512 change = _mm512_sub_ps(_mm512_load_ps(changes + at), _mm512_load_ps(dots + asking));
             slope[half][one] = _mm512_mul_ps(_mm512_mul_ps(weight[half], to_gradient), change);
@@ -327,7 +349,8 @@ std::tuple<torch::Tensor, torch::Tensor> forward(const torch::Tensor& query, con
 }
 
 std::tuple<torch::Tensor, torch::Tensor, torch::Tensor> backward(const torch::Tensor& query, const torch::Tensor& key,
-                                                                 const torch::Tensor& value, const torch::Tensor& output,
+                                                                 const torch::Tensor& value,
+                                                                 const torch::Tensor& output,
                                                                  const torch::Tensor& logarithms,
                                                                  const torch::Tensor& gradient) {
   for (const auto* each : {&query, &key, &value, &output, &gradient}) check(*each);

@@ -53,6 +53,8 @@ OPENERS: list[tuple[list[str], list[str]]] = [
 
 KNOWN = {said for group, _ in OPENERS for said in group}
 
+SMALL_SHARE, TRICKY_SHARE = 0.4, 0.2  # of the sums in training: fewer small ones than elsewhere, for people type any
+
 NEIGHBOURS = {"a": "s", "e": "w", "i": "o", "o": "p", "t": "r", "n": "m", "s": "d", "r": "e", "h": "j", "l": "k"}
 
 
@@ -128,7 +130,7 @@ def _question(rng: Random, *, held_out: bool) -> Exchange:
     if kind < 0.5:
         drawn = rng.choice([capital, capital, capital, opposite, colour])(rng)
     elif kind < 0.7:
-        drawn = single(rng, held_out=held_out, small_share=0.4, tricky_share=0.2)
+        drawn = single(rng, held_out=held_out, small_share=SMALL_SHARE, tricky_share=TRICKY_SHARE)
         return Exchange("first message", drawn.question.lower(), drawn.answer, drawn.short)
     elif kind < 0.8:
         drawn = who_are_you(rng)
