@@ -175,9 +175,59 @@ def test_the_usual_ways_to_write_json_are_possible(text: str) -> None:
     assert accepts(JsonObject(), text)
 
 
-@pytest.mark.parametrize("text", ["2024-02-29", "2000-02-29", "1999-12-31", "2023-04-30"])
-def test_real_dates_are_possible(text: str) -> None:
-    assert accepts(JsonSchema('{"format": "date", "type": "string"}'), f'"{text}"')
+GOOD_FORMATS = {
+    "date": ["2024-02-29", "2000-02-29", "1999-12-31", "2023-04-30"],
+    "time": ["23:59:59Z", "08:00:00.123456789+02:00"],
+    "email": [
+        "ada@example.org",
+        "first.second.third@example.org",
+        "a.b.c.d.e.f.g@example.co.uk",
+        "notifications+unsubscribe-1234567890@reply.example.com",
+        f"{'a' * 64}@{'b' * 63}.example",
+    ],
+    "hostname": ["localhost", "a--b.example", "a" * 63, f"{'a' * 31}-{'b' * 31}.example.org", "3.example"],
+    "ipv6": ["::", "::1", "2001:db8::8a2e:370:7334", "::ffff:192.0.2.128", "1:2:3:4:5:6:7.8.9.0"],
+    "uri": [
+        "https://user:secret@example.org:65535/a/b?c=d&e=%20#f",
+        "http://127.0.0.1:11434/v1",
+        "http://[::1]:8080/",
+        "http://my_service:8000/path",
+        "file:///etc/hosts",
+        "urn:isbn:0451450523",
+        "mailto:ada@example.org",
+        "redis://:secret@cache:6379/0",
+        "data:text/plain;base64,SGVsbG8=",
+        "file:/etc/hosts",
+    ],
+}
+BAD_FORMATS = {
+    "time": ["24:00:00Z", "08:00:00", "08:00:00.Z"],
+    "email": ["ada", "@example.org", ".ada@example.org", "ada..b@example.org", "ada.@example.org", f"{'a' * 65}@b.c"],
+    "hostname": ["", "-a", "a-", "a" * 64, "a..b", "ab--c", "a_b", "a."],
+    "ipv6": [":", ":::", "1:2:3:4:5:6:7", "1:2:3:4:5:6:7:8:9", "::1::", "1:2:3:4:5:6:7:1.2.3.4", "::256.0.0.1"],
+    "uri": [
+        "example.org",
+        "http://",
+        "http://a:65536/",
+        "http://a b/",
+        "http://[::1",
+        "http://a/%zz",
+        "//a/b",
+        "file://",
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in GOOD_FORMATS.items() for text in texts])
+def test_texts_of_a_format_are_possible(name: str, text: str) -> None:
+    schema = {"type": "string", "format": name}
+    check(json.dumps(text), schema)
+    assert accepts(JsonSchema(json.dumps(schema)), json.dumps(text))
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD_FORMATS.items() for text in texts])
+def test_other_texts_of_a_format_are_impossible(name: str, text: str) -> None:
+    assert not accepts(JsonSchema(json.dumps({"type": "string", "format": name})), json.dumps(text))
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "[1,2]", "[ 1 , 2 ]", "[]"])
