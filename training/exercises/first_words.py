@@ -86,15 +86,16 @@ def apt_answers(exchange: Exchange) -> list[str]:
     return list(dict.fromkeys(fitting))
 
 
-def as_typed(rng: Random, text: str) -> str:
-    """The text as somebody in a hurry types it: none of its numbers and capitals of the alphabet are needed."""
+def as_typed(rng: Random, text: str, *, slips: float) -> str:
+    """The text as somebody in a hurry types it: none of its numbers and capitals of the alphabet are needed.
+    A share of `slips` has a wrong letter."""
     if rng.random() < 0.8:
         text = text.lower()
     if rng.random() < 0.7:
         text = text.rstrip(".?!")
     if rng.random() < 0.3:
         text = text.replace("what is", "whats").replace("What is", "Whats")
-    if rng.random() < 0.3:
+    if rng.random() < slips:
         text = misspelt(rng, text)
     return text
 
@@ -113,7 +114,7 @@ def misspelt(rng: Random, text: str) -> str:
 
 
 def _opener(rng: Random, *, held_out: bool) -> Exchange:
-    slips, endings = (0.25, 0.15) if held_out else (0.4, 0.3)
+    slips, endings = (0.25, 0.15) if held_out else (0.5, 0.3)
     said, answers = rng.choice([*OPENERS, OPENERS[0], OPENERS[0]])
     question = rng.choice(said)
     if rng.random() < slips:
@@ -126,10 +127,12 @@ def _opener(rng: Random, *, held_out: bool) -> Exchange:
 
 
 def _question(rng: Random, *, held_out: bool) -> Exchange:
+    # In training more sums and slips of the finger than are asked about: both are learnt slowest.
+    facts, sums, slips = (0.5, 0.7, 0.3) if held_out else (0.45, 0.72, 0.45)
     kind = rng.random()
-    if kind < 0.5:
+    if kind < facts:
         drawn = rng.choice([capital, capital, capital, opposite, colour])(rng)
-    elif kind < 0.7:
+    elif kind < sums:
         drawn = single(rng, held_out=held_out, small_share=SMALL_SHARE, tricky_share=TRICKY_SHARE)
         return Exchange("first message", drawn.question.lower(), drawn.answer, drawn.short)
     elif kind < 0.8:
@@ -139,4 +142,4 @@ def _question(rng: Random, *, held_out: bool) -> Exchange:
         drawn = Exchange("talk", rng.choice(questions), rng.choice(answers))
         if not held_out and rng.random() < 0.3:
             drawn = too_hard(rng)
-    return Exchange("first message", as_typed(rng, drawn.question), drawn.answer, drawn.short)
+    return Exchange("first message", as_typed(rng, drawn.question, slips=slips), drawn.answer, drawn.short)

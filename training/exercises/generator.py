@@ -43,7 +43,7 @@ WEIGHTED: list[tuple[int, Callable[[Random], Exchange]]] = [
     (1, facts.sound),
     (2, facts.definition),
     (8, facts.yes_or_no),
-    (12, rewriting.letters),
+    (20, rewriting.letters),
     (6, reading.echo),
     (3, reading.next_in_list),
     (4, reading.who_has_what),
@@ -66,9 +66,9 @@ SPLIT: list[tuple[int, Callable[..., Exchange]]] = [
     (22, sums.sheet),
     (4, sums.word_problem),
     (8, records.record),
-    (18, first_words.first_message),
+    (26, first_words.first_message),
     (14, copying.look_up),
-    (10, copying.say_it_again),
+    (14, copying.say_it_again),
     (56, schemas.extraction),
     (14, passages.about_a_text),
     (3, writing.table),
@@ -109,34 +109,34 @@ def _is_about_tools(answer: Message) -> bool:
 
 def _draw_conversation(rng: Random, *, held_out: bool) -> Conversation:
     kind = rng.random()
-    if kind < 0.04:
+    if kind < 0.06:
         return tools.conversation(rng)
-    if kind < 0.07:
+    if kind < 0.09:
         return invented_tools.conversation(rng, held_out=held_out)
-    if kind < 0.15:
+    if kind < 0.17:
         return invented_tools.many_questions(rng, held_out=held_out)
-    if kind < 0.22:
+    if kind < 0.24:
         return invented_tools.short_orders(rng, held_out=held_out)
-    if kind < 0.26:
-        return drills.asked_about_a_list(rng, held_out=held_out)
     if kind < 0.28:
+        return drills.asked_about_a_list(rng, held_out=held_out)
+    if kind < 0.30:
         drawn = draw_exchange(rng, held_out=held_out)
         while drawn.task in TOOL_LIKE:
             drawn = draw_exchange(rng, held_out=held_out)
         return tools.unneeded(rng, drawn.question, drawn.answer)
-    if kind < 0.31:
+    if kind < 0.33:
         return thinking.conversation(rng, held_out=held_out)
-    if kind < 0.34:
+    if kind < 0.36:
         return _remembering(rng, rng.choice([0, 0, 1, 2]), held_out=held_out)
-    if kind < 0.42:
+    if kind < 0.46:
         return _opened(rng, held_out=held_out)
-    if kind < 0.47:
+    if kind < 0.51:
         return _facts_in_one_manner(rng)
-    if kind < 0.55:
-        return schemas.several_orders(rng, held_out=held_out)
     if kind < 0.58:
+        return schemas.several_orders(rng, held_out=held_out)
+    if kind < 0.61:
         return passages.several_questions(rng, held_out=held_out)
-    if kind < 0.62:
+    if kind < 0.64:
         return _claims(rng)
     length = rng.choice([1, 1, 1, 2, 2, 3, 4, 6])
     return _in_one_manner(rng, length, held_out=held_out)
