@@ -34,6 +34,8 @@ _EXAONE = family_config("ExaoneMoeForCausalLM", "exaone_moe", **_ROUTED, num_exp
 _HY3 = family_config("HYV3ForCausalLM", "hy_v3", **_ROUTED, head_dim=24, num_experts=6)
 _MELLUM = family_config("MellumForCausalLM", "mellum", **_ROUTED, head_dim=24, num_experts=6, sliding_window=20)
 _FLINT = family_config("FlintForCausalLM", "flint", **_ROUTED, head_dim=24, num_experts=6, sliding_window=20)
+_INTERNLM3 = family_config("InternLM3ForCausalLM", "internlm3", head_dim=24)
+_IQUEST = family_config("IQuestCoderForCausalLM", "iquestcoder", head_dim=24, tie_word_embeddings=True)
 
 NEWCOMERS: dict[str, Config] = {
     "nemotron": _NEMOTRON,
@@ -58,6 +60,8 @@ NEWCOMERS: dict[str, Config] = {
     "mellum": _MELLUM
     | {"layer_types": _SLIDING, "mlp_layer_types": ["sparse", "dense", "sparse"]}
     | {"rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 500.0}}},
+    "internlm3": _INTERNLM3 | {"attention_bias": True, "mlp_bias": True},
+    "iquest-coder": _IQUEST,
     "flint": _FLINT | {"layer_types": _SLIDING, "mlp_only_layers": [1], "shared_expert_intermediate_size": 50},
 }
 

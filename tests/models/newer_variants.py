@@ -274,5 +274,31 @@ UNMADE: dict[str, Config] = {
         "vision_config": {"model_type": "gemma3n_vision"},
         "audio_config": {"model_type": "gemma3n_audio"},
     },
+    "exaone": {
+        "architectures": ["ExaoneForCausalLM"],
+        "model_type": "exaone",
+        "hidden_size": 64,
+        "num_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 96,
+        "vocab_size": 131,
+        "max_position_embeddings": 256,
+        "layer_norm_epsilon": 1e-5,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    },
+    "internlm2": family_config("InternLM2ForCausalLM", "internlm2", intermediate_size=96, rms_norm_eps=1e-5),
+    "minicpm": family_config("MiniCPMForCausalLM", "minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=32),
+    "mimo": family_config("MiMoForCausalLM", "mimo", intermediate_size=96, rms_norm_eps=1e-5, attention_bias=True),
+    "ling": family_config("BailingMoeV2ForCausalLM", "bailing_moe", head_dim=24, num_hidden_layers=2)
+    | {"num_experts": 6, "num_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
+    | {"n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+    | {"rms_norm_eps": 1e-5, "rope_theta": 10_000, "partial_rotary_factor": 0.5},
 }
 """Configs of which transformers makes no models, or only with further packages, or none that take tokens alone."""

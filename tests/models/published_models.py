@@ -290,6 +290,30 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         ),
         12_149_923_072,
     ),
+    "EXAONE 3.5 2.4B": (
+        {"architectures": ["ExaoneForCausalLM"], "num_layers": 30, "tie_word_embeddings": True, "head_dim": 80}
+        | {"hidden_size": 2560, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 7168}
+        | {"vocab_size": 102400},
+        2_405_327_360,
+    ),
+    "InternLM2 1.8B": (
+        _sizes("InternLM2ForCausalLM", 2048, 24, 16, 8, 8192, 92544, bias=False),
+        1_889_110_016,
+    ),
+    "InternLM3 8B": (
+        _sizes("InternLM3ForCausalLM", 4096, 48, 32, 2, 10240, 128512, head_dim=128, bias=False, qkv_bias=False)
+        | {"rope_scaling": {"rope_type": "dynamic", "factor": 6.0}, "rope_theta": 50_000_000},
+        8_804_241_408,
+    ),
+    "MiniCPM4 0.5B": (
+        _sizes("MiniCPMForCausalLM", 1024, 24, 16, 2, 4096, 73448, scale_emb=12, scale_depth=1.4, dim_model_base=256),
+        433_873_920,
+    ),
+    "Ling-mini 2.0": (
+        _sizes("BailingMoeV2ForCausalLM", 2048, 20, 16, 4, 5120, 157184, head_dim=128, moe_intermediate_size=512)
+        | {"num_experts": 256, "num_shared_experts": 1, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 1},
+        16_255_643_392,
+    ),
     "Flint": (_sizes("FlintForCausalLM", 2048, 49, 32, 4, 6144, 150144, head_dim=128), 39_785_287_456),
 }
 
