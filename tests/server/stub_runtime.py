@@ -51,8 +51,8 @@ from dragoman.server.metrics import Metrics
 from dragoman.server.settings import BrowserSettings, NetworkSettings, ServerSettings
 from dragoman.serving.admission import Admission
 from dragoman.serving.batch_store import OFF as NO_FILES
-from dragoman.serving.loaded_model import NO_SAMPLING
 from dragoman.serving.model import ServedModel
+from dragoman.serving.model_loader import NO_SAMPLING
 from dragoman.serving.runtime import NO_ADAPTERS, ONE_MODEL, Runtime, start_runtime
 from dragoman.serving.serving import EngineServing
 from dragoman.serving.settings import (

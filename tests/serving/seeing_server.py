@@ -19,8 +19,8 @@ from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.engine.engine import Engine
 from dragoman.engine.messages import EngineInfo
 from dragoman.models.model import Model
-from dragoman.serving.loaded_model import served_model
 from dragoman.serving.model import ServedModel
+from dragoman.serving.model_loader import served_model
 from dragoman.serving.model_registry import ModelSource
 from dragoman.serving.recorder import Recorder
 from dragoman.serving.serving import NOT_RECORDED, EngineServing

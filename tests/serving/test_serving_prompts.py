@@ -21,7 +21,7 @@ from dragoman.core.sampling import EndingParams, LogprobParams, SamplingParams
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.engine.messages import EngineInfo
 from dragoman.models import ModelInfo
-from dragoman.serving.loaded_model import served_model
+from dragoman.serving.model_loader import served_model
 from dragoman.serving.model_registry import ModelSource
 from dragoman.text import ChatTemplate
 

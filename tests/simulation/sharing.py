@@ -21,7 +21,7 @@ from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.process import GrammarProcess
 from dragoman.server import ledger
 from dragoman.serving import constraints, runtime, worker_pool
-from dragoman.serving import loaded_model as loaded
+from dragoman.serving import model_loader as loaded
 from dragoman.text import ChatTemplate, Tokenizer
 from tests.simulation.virtual_time import NoThread, VirtualQueue
 

@@ -59,7 +59,7 @@ from dragoman.server.signals import Reloads, notify
 from dragoman.server.sockets import socket_paths
 from dragoman.server.tls import Certificates
 from dragoman.serving.batch_store import OFF as NO_FILES
-from dragoman.serving.loaded_model import NO_SAMPLING
+from dragoman.serving.model_loader import NO_SAMPLING
 from dragoman.serving.pool_loader import Progress
 from dragoman.serving.recorder import Recorder
 from dragoman.serving.response_store import IN_MEMORY as RESPONSES_IN_MEMORY

@@ -11,8 +11,6 @@ from typing import Any
 import httptools
 
 CONNECT = b"CONNECT"
-OFFERING = (b"upgrade", b"http2-settings")
-"""Connection options that belong to an offer."""
 
 
 class UpgradeIgnoringParser:

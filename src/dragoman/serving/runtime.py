@@ -30,8 +30,9 @@ from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.admission import Admission
 from dragoman.serving.batch_store import OFF as NO_FILES
 from dragoman.serving.batch_store import SqliteBatchStore
-from dragoman.serving.loaded_model import NO_SAMPLING, Engine, LoadedModel, ModelLoader, OnBlocks
+from dragoman.serving.loaded_model import Engine, LoadedModel
 from dragoman.serving.memory_budget import MemoryBudget
+from dragoman.serving.model_loader import NO_SAMPLING, ModelLoader, OnBlocks
 from dragoman.serving.model_pool import ModelPool
 from dragoman.serving.model_registry import ModelRegistry, ModelSource, model_source
 from dragoman.serving.pool_loader import Progress

@@ -66,9 +66,6 @@ def usage(prompt_tokens: int, cached_tokens: int, output_tokens: int, reasoning_
     }
 
 
-NO_USAGE = usage(0, 0, 0, 0)
-
-
 class Item:
     """One item of the output while it is generated: ``added`` is how it begins, ``done`` how it ends."""
 
