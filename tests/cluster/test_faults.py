@@ -13,7 +13,7 @@ import pytest
 from cluster_stub import IN_A_HURRY, LASTING, SECRET, cluster_of, cut, until
 from stub_runtime import RunningServer
 
-from dragoman.cluster.ingress import MOST_LOSSES
+from dragoman.cluster.attempts import MOST_LOSSES
 from dragoman.cluster.sockets import _Lost
 from dragoman.core.errors import DragomanError
 from dragoman.core.journal import Found, frame_entry

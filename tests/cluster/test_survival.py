@@ -45,7 +45,7 @@ async def test_requests_of_all_dialects_survive_the_loss_of_their_replicas(
     chosen = templates()[:45]
     rng = random.Random("losses")
     # On a machine that has much to do a request gets no token between losses: they become rarer until it does.
-    monkeypatch.setattr("dragoman.cluster.ingress.MOST_LOSSES", 1000)
+    monkeypatch.setattr("dragoman.cluster.attempts.MOST_LOSSES", 1000)
     async with cluster_of(two(servers), settings=LASTING) as cluster:
         due = await asyncio.gather(*(answered(cluster, template, template.number) for template in chosen))
         rounds = 0

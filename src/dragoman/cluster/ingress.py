@@ -14,6 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from dragoman.cluster.answer import ELSEWHERE, INTERNAL, PREFIX, ClientAnswer, Frames, head_of, rest_of
+from dragoman.cluster.attempts import Attempts, NotOnReplica, ReplicaDeclined
 from dragoman.cluster.changes import Change, Changes, ChangingOperations
 from dragoman.cluster.counts import IngressCounts
 from dragoman.cluster.errors import ErrorWriter
@@ -39,11 +40,6 @@ log = logging.getLogger("dragoman.cluster")
 WATCH_S = 1.0
 MISSED = 3
 """Questions without an answer after which a replica counts as dead: 3 to 9 seconds."""
-AGAIN_S = 0.2
-"""Seconds after which a request that was accepted asks again where there is no room to continue it."""
-NO_ROOM = "no other one has had room for it"
-MOST_LOSSES = 6
-"""Replicas that a request may lose without a token in between: it may be what ends them."""
 INLINE_TEXT = 256 * 1024
 """Bytes of a body whose prompt is named in the event loop: 1 ms."""
 MOST_TEXT = 4 * 1024 * 1024
@@ -83,22 +79,6 @@ class IngressSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 4 * 1024 * 1024
     body_timeout_s: float = 60.0
     max_buffered_bytes: int = 256 * 1024 * 1024
-
-
-class _Elsewhere(Exception):
-    """A replica has not what the request names; ``answer`` is what it said."""
-
-    def __init__(self, answer: Frames) -> None:
-        super().__init__()
-        self.answer = answer
-
-
-class _Refused(Exception):
-    """A replica takes no new requests now; ``answer`` is what it said."""
-
-    def __init__(self, answer: Frames) -> None:
-        super().__init__()
-        self.answer = answer
 
 
 class Ingress:
@@ -231,77 +211,13 @@ class Ingress:
 
     async def _run(self, running: RunningRequest, answer: ClientAnswer, text: PromptText) -> None:
         """Answer the request from one replica, or from several in turn. Raises DragomanError."""
-        clock = asyncio.get_running_loop().time
+        settings = self._settings
+        attempts = Attempts(running, wait_s=settings.wait_s, continue_s=settings.continue_s)
         self.counts.requests += 1
         self.counts.running += 1
-        avoid: set[str] = set()
-        losses, lost_at, reason = 0, 0.0, ""
-        refusal: Frames | None = None
-        absence: Frames | None = None
-        without: set[str] = set()
-        """Replicas that have not what the request names; ``absence``: what the first of them said."""
-        ids = self._stored.named(running.target, running.body)
         try:
-            while True:
-                entries = running.entries
-                wait_s = self._settings.wait_s
-                if lost_at:
-                    wait_s = self._settings.continue_s - (clock() - lost_at)
-                try:
-                    prefer = self._stored.replica_of(ids)
-                    wanted = Wanted(text, frozenset(avoid | without), key=running.key, prefer=prefer)
-                    async with self._replicas.slot(wanted, max(0.0, wait_s)) as replica:
-                        if absence is not None and replica.name in without:
-                            await answer.whole(absence)
-                            return
-                        if refusal is not None and replica.name in avoid:
-                            await answer.whole(refusal)
-                            return
-                        try:
-                            await self._attempt(running, answer, replica, text, lost_at)
-                        except ReplicaLost as error:
-                            self._replicas.lose(replica, str(error))
-                            self.pool.drop(replica.host, replica.port)
-                            raise
-                        except _Refused:
-                            avoid.add(replica.name)
-                            raise
-                        except _Elsewhere:
-                            without.add(replica.name)
-                            raise
-                        if running.has_succeeded:
-                            self._stored.learn(ids, replica.name)
-                    return
-                except _Elsewhere as elsewhere:
-                    absence = absence or elsewhere.answer
-                except _Refused as refused:
-                    self.counts.retried += 1
-                    if lost_at or running.entries:
-                        # It was accepted before, so it waits for room.
-                        lost_at = lost_at or clock()
-                        await asyncio.sleep(AGAIN_S)
-                        if clock() - lost_at > self._settings.continue_s:
-                            raise EngineUnavailable(f"The replica of this request was lost, and {NO_ROOM}.") from None
-                    else:
-                        refusal = refused.answer
-                except ReplicaLost as error:
-                    self.counts.lost += 1
-                    reason = str(error)
-                    lost_at = clock() if not lost_at or running.entries > entries else lost_at
-                    losses = 1 if running.entries > entries else losses + 1
-                    avoid.add(replica.name)
-                    refusal = None
-                    log.warning("request lost its replica %s: %s", replica.name, reason)
-                    if losses >= MOST_LOSSES and not isinstance(error, ReplicaRefused):
-                        raise GenerationFailed(
-                            f"{losses} replicas ended while they computed this request, the last one because {reason}."
-                        ) from None
-                except EngineUnavailable:
-                    if not reason:
-                        raise
-                    raise EngineUnavailable(
-                        f"The replica of this request was lost ({reason}), and there is no other one."
-                    ) from None
+            while not await self._answered(running, answer, text, attempts):
+                pass
         except DragomanError as error:
             self.counts.given_up += 1
             log.warning("request %s is given up: %s", running.target.decode("latin-1"), error.message)
@@ -309,13 +225,51 @@ class Ingress:
         finally:
             self.counts.running -= 1
 
+    async def _answered(
+        self, running: RunningRequest, answer: ClientAnswer, text: PromptText, attempts: Attempts
+    ) -> bool:
+        """Ask one replica. Return whether the client has its answer. Raises DragomanError where none can be had."""
+        ids = self._stored.named(running.target, running.body)
+        wait_s = attempts.begin()
+        wanted = Wanted(text, attempts.unfit, key=running.key, prefer=self._stored.replica_of(ids))
+        failure: ReplicaLost | ReplicaDeclined | NotOnReplica
+        try:
+            async with self._replicas.slot(wanted, wait_s) as replica:
+                known = attempts.answer_of(replica.name)
+                if known is not None:
+                    await answer.whole(known)
+                    return True
+                try:
+                    await self._attempt(running, answer, replica, text, attempts.lost_at)
+                    if running.has_succeeded:
+                        self._stored.learn(ids, replica.name)
+                    return True
+                except ReplicaLost as error:
+                    self._replicas.lose(replica, str(error))
+                    self.pool.drop(replica.host, replica.port)
+                    failure = error
+                except (ReplicaDeclined, NotOnReplica) as error:
+                    failure = error
+        except EngineUnavailable as error:
+            raise attempts.no_replica(error) from None
+        if isinstance(failure, NotOnReplica):
+            attempts.not_there(replica.name, failure)
+        elif isinstance(failure, ReplicaDeclined):
+            self.counts.retried += 1
+            await attempts.declined(replica.name, failure)
+        else:
+            self.counts.lost += 1
+            log.warning("request lost its replica %s: %s", replica.name, failure)
+            attempts.lost(replica.name, failure)
+        return False
+
     async def _attempt(
         self, running: RunningRequest, answer: ClientAnswer, replica: Replica, text: PromptText, lost_at: float
     ) -> None:
         """Pass the answer of a replica on, from where the client is.
 
-        Raises ReplicaLost where it breaks off, _Refused where it takes no requests, GenerationFailed where it answers
-        something else than the client has.
+        Raises ReplicaLost where it breaks off, ReplicaDeclined where it takes no requests, NotOnReplica where it lacks
+        what the request names, GenerationFailed where it answers something else than the client has.
         """
         headers, body = running.begin(self._secret)
         connection, first = await self._started(replica, running, headers, body)
@@ -415,11 +369,11 @@ class Ingress:
                 status, headers = head_of(payload)
                 has_head = True
                 if status == 503 or (status == 429 and (lost_at or running.entries)):
-                    raise _Refused(await rest_of(connection, item))
+                    raise ReplicaDeclined(await rest_of(connection, item))
                 # Of what has been computed the client gets the answer.
                 may_be_elsewhere = running.head is None and (status >= 400 or running.method == "GET")
                 if may_be_elsewhere and any(name == ELSEWHERE for name, _ in headers):
-                    raise _Elsewhere(await rest_of(connection, item))
+                    raise NotOnReplica(await rest_of(connection, item))
                 names = next((value for name, value in headers if name == PREFIX), b"")
                 headers = [(name, value) for name, value in headers if name not in INTERNAL]
                 if names:

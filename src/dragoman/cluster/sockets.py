@@ -20,9 +20,10 @@ from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from dragoman.cluster.attempts import MOST_LOSSES
 from dragoman.cluster.counts import IngressCounts
 from dragoman.cluster.errors import ErrorWriter
-from dragoman.cluster.ingress import MOST_LOSSES, IngressSettings, Replicas
+from dragoman.cluster.ingress import IngressSettings, Replicas
 from dragoman.cluster.replica_state import Replica
 from dragoman.cluster.routing import Wanted
 from dragoman.core.errors import DragomanError, GenerationFailed
