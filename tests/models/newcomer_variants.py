@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from text_part_variants import TEXT_PARTS
 from variants import Config, family_config
 
 _ROUTED: Config = {"moe_intermediate_size": 33, "num_experts_per_tok": 2}
@@ -63,7 +64,7 @@ NEWCOMERS: dict[str, Config] = {
     "internlm3": _INTERNLM3 | {"attention_bias": True, "mlp_bias": True},
     "iquest-coder": _IQUEST,
     "flint": _FLINT | {"layer_types": _SLIDING, "mlp_only_layers": [1], "shared_expert_intermediate_size": 50},
-}
+} | TEXT_PARTS
 
 RARELY_JUDGED = NEWCOMERS.keys() - {"afmoe", "granite-swa", "nemotron"}
 """Variants that are held against transformers' numbers only with DRAGOMAN_THOROUGH."""

@@ -27,11 +27,19 @@ def test_every_family_has_a_title_and_an_example(architecture: str) -> None:
 
 
 # Read by others than the families, or no part of a decoder.
-_ELSEWHERE = {"architectures", "model_type", "pad_token_id", "vision_config", "mm_tokens_per_image"} | {
-    f"{place}_token_{kind}"
-    for place in ("image", "video", "boi", "eoi", "vision_start", "vision_end")
-    for kind in ("index", "id")
-}
+_ELSEWHERE = (
+    {"architectures", "model_type", "pad_token_id", "vision_config", "mm_tokens_per_image", "audio_config"}
+    | {
+        "projection_hidden_size",
+        "insert_layer_id",
+        "audio_token_id",
+    }
+    | {
+        f"{place}_token_{kind}"
+        for place in ("image", "video", "boi", "eoi", "vision_start", "vision_end")
+        for kind in ("index", "id")
+    }
+)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

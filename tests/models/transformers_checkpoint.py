@@ -12,12 +12,15 @@ import pytest
 
 Config = dict[str, Any]
 
-_ONLY_WITH_IMAGES = ("mistral3", "llama4", "gemma4")  # AutoModelForCausalLM has no such model, or its text alone
+_ONLY_WITH_IMAGES = (  # AutoModelForCausalLM has no such model, or its text alone
+    ("mistral3", "llama4", "gemma4", "gemma4_unified", "exaone4_5", "glm4v", "glm46v", "glm4v_moe", "kimi_k25")
+    + ("minicpmv4_6",)
+)
 _WITHOUT_AUTO_CLASS = ("mistral4",)
 _LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 _LEARNED_FACTOR = "layer_scalar"
 _STORED_BUFFERS = (*_LEARNED_BUFFERS, _LEARNED_FACTOR, "act_fn.beta", "act_fn.eps")
-_UNCOUNTED = re.compile("vision|audio|multi_modal_projector|indexer")
+_UNCOUNTED = re.compile("vision|visual|audio|multi_modal_projector|mm_projector|merger|indexer")
 _UNSCALED_SCORES = ("gemma3n", "gemma4")  # what other models divide scores by is in their trained norms of queries
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

@@ -59,6 +59,7 @@ from dragoman.models.families import (
     stablelm,
     starcoder,
     t5,
+    text_parts,
     with_images,
 )
 from dragoman.models.families.family import Family
@@ -116,6 +117,7 @@ FAMILIES: dict[str, Family] = {
     **bert.FAMILIES,
     **modern_bert.FAMILIES,
     **with_images.FAMILIES,
+    **text_parts.FAMILIES,
 }
 
 # Features that only some families, or only other readers of config.json, support: refused by name where a family's

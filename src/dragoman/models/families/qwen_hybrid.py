@@ -79,7 +79,7 @@ def _hybrid(config: Config, **variant: Any) -> DecoderSpec:
     config.choice("hidden_act", "silu", {"silu": "silu", "swish": "silu"})  # of the convolutions too
     bias = config.flag("attention_bias", False)
     return llama_like(
-        _without_image_positions(config),
+        without_image_positions(config),
         default_head_dim=256,
         partial=0.25,
         qkv_bias=bias,
@@ -91,7 +91,8 @@ def _hybrid(config: Config, **variant: Any) -> DecoderSpec:
     )
 
 
-def _without_image_positions(config: Config) -> Config:
+def without_image_positions(config: Config) -> Config:
+    """Return the config with the rotation of text: of three equal positions it is the usual one."""
     values = dict(config.values)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(values.get(name), dict):
