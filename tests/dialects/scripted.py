@@ -53,7 +53,7 @@ class ScriptedEngine:
         self.requests: list[EngineRequest] = []
         self.adapters: dict[str, AdapterInfo] = {}
 
-    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo:
         raise ModelError(f"{source}: this engine has no adapters")
 
     async def unload_adapter(self, name: str) -> None:

@@ -130,6 +130,7 @@ def test_chats_run_with_the_adapter_that_model_names(http: httpx.Client) -> None
         ("/dedicated/v1/completions", {"model": "nothing:poems", "prompt": "x"}, 404),
         ("/friendli/v1/completions", {"model": "nothing", "prompt": "x"}, 404),
         ("/tgi/generate", {"inputs": "x", "parameters": {"adapter_id": "nothing"}}, 422),
+        ("/dedicated/v1/completions", {"model": "poems:poems", "prompt": "x"}, 404),
         ("/v1/load_lora_adapter", {"lora_name": "nothing"}, 404),
         ("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": "/etc"}, 404),
         ("/v1/load_lora_adapter", {"lora_name": "stub", "lora_path": "recipes"}, 409),
@@ -140,6 +141,24 @@ def test_chats_run_with_the_adapter_that_model_names(http: httpx.Client) -> None
 def test_an_adapter_that_is_not_there(http: httpx.Client, path: str, body: dict[str, Any], status: int) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == status, answer.text
+    assert "x-dragoman-warnings" not in answer.headers, "refused, not ignored"
+
+
+def test_two_adapters_for_one_request_are_refused(http: httpx.Client, recipes: str) -> None:
+    chat = {"model": "stub", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    place = [card["path"] for card in http.get("/llamacpp/lora-adapters").json()].index(recipes)
+    lora = [{"id": place, "scale": 1}]
+    for path, body, status in (
+        ("/octoai/v1/completions", {"model": "poems", "prompt": "x", "peft": recipes}, 422),
+        ("/octoai/v1/chat/completions", chat | {"octoai": {"loras": ["poems", recipes]}}, 422),
+        ("/octoai/v1/chat/completions", chat | {"peft": "poems", "octoai": {"loras": [recipes]}}, 422),
+        ("/octoai/v1/chat/completions", chat | {"peft": "poems", "octoai": {"loras": ["poems"]}}, 200),
+        ("/dedicated/v1/completions", {"model": f"poems:{recipes}", "prompt": "x"}, 404),
+        ("/llamacpp/completion", {"model": "poems", "prompt": "x", "n_predict": 2, "lora": lora}, 400),
+        ("/llamacpp/completion", {"model": recipes, "prompt": "x", "n_predict": 2, "lora": lora}, 200),
+    ):
+        answer = http.post(path, json=body)
+        assert answer.status_code == status, (path, body, answer.text)
 
 
 def test_an_adapter_of_a_client_s_own_name(http: httpx.Client, recipes: str) -> None:
@@ -154,6 +173,18 @@ def test_another_in_the_place_of_one(http: httpx.Client, recipes: str) -> None:
     body = {"lora_name": recipes, "lora_path": "letters", "load_inplace": True}
     assert http.post("/v1/load_lora_adapter", json=body).status_code == 200
     assert openai_text(http, recipes) != before
+
+
+def test_an_adapter_stays_where_the_one_in_its_place_cannot_be_loaded(http: httpx.Client, recipes: str) -> None:
+    before = openai_text(http, recipes)
+    body = {"lora_name": recipes, "lora_path": "nothing", "load_inplace": True}
+    assert http.post("/v1/load_lora_adapter", json=body).status_code == 404
+    assert openai_text(http, recipes) == before
+
+
+def test_a_name_that_no_adapter_can_have_is_refused_by_its_field(http: httpx.Client) -> None:
+    answer = http.post("/v1/load_lora_adapter", json={"lora_name": "a\nb", "lora_path": "recipes"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "lora_name")
 
 
 def test_loading_twice_changes_nothing(http: httpx.Client, recipes: str) -> None:

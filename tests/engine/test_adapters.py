@@ -194,6 +194,48 @@ def test_the_client_loads_lists_and_unloads() -> None:
     asyncio.run(main())
 
 
+def test_an_adapter_is_replaced_when_the_other_one_has_been_read() -> None:
+    async def main() -> None:
+        client = await started()
+        try:
+            await client.load_adapter("red", "folder of red")
+            with pytest.raises(ModelError, match="no such adapter"):
+                await client.load_adapter("red", "missing one", replace=True)
+            assert await read(client, request("old", "red")) == alone("red", request("old", "red"))
+            begun = request("running", "red", tokens=60)
+            running = asyncio.create_task(read(client, begun))
+            await asyncio.sleep(0)
+            info = await client.load_adapter("red", "folder of green", replace=True)
+            assert client.adapters == {"red": info}
+            assert await read(client, request("new", "red")) == alone("green", request("new", "green"))
+            assert await running == alone("red", begun)
+            assert (await client.load_adapter("blue", "folder of blue", replace=True)).name == "blue"
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
+def test_an_adapter_is_replaced_where_its_slot_is_the_last_one() -> None:
+    async def main() -> None:
+        client = EngineClient(WorkerSettings(model=StubModel(max_adapters=1)))
+        await client.start()
+        try:
+            await client.load_adapter("red", "folder of red")
+            for number in range(3):
+                await client.load_adapter("red", f"version {number}", replace=True)
+            using = asyncio.create_task(read(client, request("using", "red", tokens=100)))
+            await asyncio.sleep(0)
+            with pytest.raises(ModelError, match="slots are in use"):
+                await client.load_adapter("red", "folder of green", replace=True)
+            assert list(client.adapters) == ["red"]
+            assert (await using).tokens
+        finally:
+            await client.close()
+
+    asyncio.run(main())
+
+
 def test_a_request_finishes_with_the_version_that_it_began_with() -> None:
     async def main() -> None:
         client = await started()

@@ -153,7 +153,9 @@ class LocalEngine:
         check_integrity(self.engine.scheduler)
         return self.engine.scheduler.cache.available
 
-    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo:
+        if replace and name in self.adapters:
+            self.engine.unload_adapter(name)
         return self.engine.load_adapter(name, source)
 
     async def unload_adapter(self, name: str) -> None:

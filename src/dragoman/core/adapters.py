@@ -28,11 +28,12 @@ class Adapters(Protocol):
     def entries(self) -> tuple[AdapterEntry, ...]:
         """Return the loaded adapters, in the order of loading, and the available ones."""
 
-    async def load(self, name: str, source: str | None = None) -> AdapterEntry:
+    async def load(self, name: str, source: str | None = None, *, replace: bool = False) -> AdapterEntry:
         """Load the adapter that the operator offers under ``name``, or from ``source``.
 
         ``source``: a folder among those that the operator offers, or a repository of the hub where the operator
-        allows downloads. Loading a loaded adapter changes nothing.
+        allows downloads. Loading a loaded adapter changes nothing, unless ``replace``: then it takes the place of the
+        loaded one when it has been read, and one that cannot be read leaves that as it is.
         Raises AdapterNotFound, Conflict where the name is a model's or another adapter's, LoadFailed.
         """
 

@@ -50,12 +50,20 @@ class StubModel(msgspec.Struct, frozen=True, kw_only=True, tag="stub"):
     raise_token: int | None = None
     nan_token: int | None = None
 
+    @property
+    def adapter_slots(self) -> int:
+        return self.max_adapters
+
 
 class LoadModel(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """A model of ``dragoman.models``: ``source`` is a folder or a hub id, None the embedded model."""
 
     source: str | None = None
     settings: ModelSettings = ModelSettings()
+
+    @property
+    def adapter_slots(self) -> int:
+        return self.settings.max_adapters
 
 
 class LoadDraft(msgspec.Struct, frozen=True, kw_only=True, tag="draft"):

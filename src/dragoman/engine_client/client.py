@@ -367,26 +367,27 @@ class EngineClient:
         """Adapters that requests may name, by name. They outlive the process."""
         return self._adapters.infos()
 
-    async def load_adapter(self, name: str, source: str, *, revision: str | None = None) -> AdapterInfo:
-        """Load an adapter under a free name, while requests run.
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo:
+        """Load an adapter while requests run; with ``replace`` in the place of a loaded one, which stays where this one
+        cannot be read, unless no other slot is free. ``source``: a folder in the layout of PEFT, or a hub id.
 
-        ``source``: a folder in the layout of PEFT, or a hub id with a ``revision``. Raises BadRequest for an invalid
-        name, Conflict where the name is taken, ModelError where the adapter cannot be read, does not fit, or belongs
-        to another model, EngineUnavailable.
+        Raises BadRequest for an invalid name, Conflict where it is taken, ModelError, EngineUnavailable.
         """
-        load = self._adapters.begin(name)
+        load = self._adapters.begin(name, replace=replace)
         try:
-            load.folder = await adapter_folder(self._settings.model, source, revision)
+            load.folder = await adapter_folder(self._settings.model, source)
             if self._process is None or self._state is not State.READY:
                 raise EngineUnavailable(self._message or "the engine is not ready")
+            self._unload(self._adapters.make_room(load, self._settings.model.adapter_slots))
             self._process.send(LoadAdapter(load.key, load.folder))
-            load.info = await load.answer
+            info = await load.answer
+            self._unload(self._adapters.finish(load, info))
         except BaseException:
             self._adapters.forget(load)
             raise
-        for warning in load.info.warnings:
+        for warning in info.warnings:
             log.warning("adapter %s: %s", name, warning)
-        return load.info
+        return info
 
     async def unload_adapter(self, name: str) -> None:
         """Remove an adapter for later requests; those that run with it finish. Raises AdapterNotFound."""

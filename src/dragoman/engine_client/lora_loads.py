@@ -41,16 +41,37 @@ class AdapterLoads:
         """Return the adapters that requests may name, in the order in which they were loaded."""
         return {name: load.info for name, load in self._by_name.items() if load.info is not None}
 
-    def begin(self, name: str) -> AdapterLoad:
-        """Register a load of that name, for the process to answer. Raises BadRequest, and Conflict where the name is
-        taken."""
+    def begin(self, name: str, *, replace: bool = False) -> AdapterLoad:
+        """Register a load of that name, for the process to answer. ``replace``: the name means the loaded adapter until
+        the load is finished. Raises BadRequest, and Conflict where the name is taken."""
         check_name(name)
-        if name in self._by_name:
-            raise Conflict(f"The adapter '{name}' is already loaded; unload it first.", param="adapter")
+        taken = self._by_name.get(name)
+        if taken is not None and (taken.info is None or not replace):
+            raise Conflict(f"The adapter '{name}' is already loaded; unload it first.", param="lora_name")
         self._count += 1
         load = AdapterLoad(name, f"{name}#{self._count}", "", asyncio.get_running_loop().create_future())
-        self._by_name[name] = self._by_key[load.key] = load
+        self._by_key[load.key] = load
+        if taken is None:
+            self._by_name[name] = load
         return load
+
+    def make_room(self, load: AdapterLoad, slots: int) -> str | None:
+        """Return the key of the adapter that a load replaces, for the process to free, where its slot is the only one
+        that the load can have."""
+        taken = self._by_name.get(load.name, load)
+        if taken is load or taken.users or len(self._by_key) <= slots:
+            return None
+        return self.unload(load.name)
+
+    def finish(self, load: AdapterLoad, info: AdapterInfo) -> str | None:
+        """Let requests name a loaded adapter. Return the key of the one that it replaced if the process can free it.
+        Raises Conflict where the name was taken meanwhile."""
+        taken = self._by_name.get(load.name, load)
+        if taken is not load and taken.info is None:
+            raise Conflict(f"Another adapter '{load.name}' is being loaded.", param="lora_name")
+        load.info = info
+        self._by_name[load.name] = load
+        return None if taken is load else self._drop_unused(taken)
 
     def forget(self, load: AdapterLoad) -> None:
         """Remove a load that failed or has no users any more."""
@@ -128,14 +149,14 @@ class AdapterLoads:
 def check_name(name: str) -> None:
     """Raise BadRequest for an invalid adapter name."""
     if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        raise BadRequest(f"An adapter's name must have 1 to {MAX_NAME_LENGTH} printable characters.", param="adapter")
+        raise BadRequest(f"An adapter's name must have 1 to {MAX_NAME_LENGTH} printable characters.", param="lora_name")
 
 
-async def adapter_folder(model: StubModel | LoadModel, source: str, revision: str | None) -> str:
+async def adapter_folder(model: StubModel | LoadModel, source: str) -> str:
     """Return the adapter's folder, downloaded here if needed, as the engine process is busy with steps."""
     if not isinstance(model, LoadModel):
         return source
-    return str(await asyncio.to_thread(find_adapter, source, revision=revision, token=model.settings.token))
+    return str(await asyncio.to_thread(find_adapter, source, token=model.settings.token))
 
 
 def with_adapter_name(event: BlockEvent) -> BlockEvent:

@@ -27,9 +27,9 @@ class AdapterEngine(Protocol):
     @property
     def adapters(self) -> Mapping[str, AdapterInfo]: ...
 
-    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
-        """Load the adapter in a folder. Raises ModelError for one that cannot be read or is another model's, Conflict,
-        BadRequest."""
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo:
+        """Load the adapter in a folder; with ``replace`` in the place of a loaded one. Raises ModelError for one that
+        cannot be read or is another model's, Conflict, BadRequest."""
 
     async def unload_adapter(self, name: str) -> None: ...
 
@@ -74,15 +74,15 @@ class LoadedAdapters:
         unloaded = [adapter.name for adapter in self._registry.sources() if adapter.name not in self.cards]
         return (*loaded, *(AdapterEntry(name=name, loaded=False) for name in unloaded))
 
-    async def load(self, name: str, source: str | None = None) -> AdapterEntry:
+    async def load(self, name: str, source: str | None = None, *, replace: bool = False) -> AdapterEntry:
         if name in self._names:
             raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
         adapter = await self._pools.disk.run(lambda: self._registry.find(name, source))
         # The hub may take long: other adapters are loaded and unloaded meanwhile.
-        folder = await self._fetched(adapter) if name not in self.cards else None
+        folder = await self._fetched(adapter) if replace or name not in self.cards else None
         async with self._changing:
-            if name not in self.cards:
-                return await self._load(adapter, folder or await self._fetched(adapter))
+            if replace or name not in self.cards:
+                return await self._load(adapter, folder or await self._fetched(adapter), replace=replace)
             if source is not None and self._sources[name].source != adapter.source:
                 raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="lora_name")
             return _entry(name, self._engine.adapters[name])
@@ -111,9 +111,9 @@ class LoadedAdapters:
         except ModelError as error:
             raise LoadFailed(f"The adapter '{adapter.name}' cannot be loaded: {error.message}") from error
 
-    async def _load(self, adapter: AdapterSource, folder: Path) -> AdapterEntry:
+    async def _load(self, adapter: AdapterSource, folder: Path, *, replace: bool = False) -> AdapterEntry:
         try:
-            info = await self._engine.load_adapter(adapter.name, str(folder))
+            info = await self._engine.load_adapter(adapter.name, str(folder), replace=replace)
         except ModelError as error:
             raise LoadFailed(f"The adapter '{adapter.name}' cannot be loaded: {error.message}") from error
         self._sources[adapter.name] = adapter

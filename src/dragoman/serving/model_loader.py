@@ -191,8 +191,7 @@ class ModelLoader:
                 await serving.adapters.load_first()
             undo.pop_all()
         self._connect(engine, info, served, drafted)
-        model = worker.model
-        slots = model.settings.max_adapters if isinstance(model, LoadModel) else model.max_adapters
+        slots = worker.model.adapter_slots
         return LoadedModel(source, engine, info, template, serving, self._past, self.past_drafts, slots)
 
     async def _text_folder(self, worker: WorkerSettings) -> Path:

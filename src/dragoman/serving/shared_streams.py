@@ -37,7 +37,7 @@ class Engine(Protocol):
     def submit(self, request: EngineRequest) -> Events: ...
     def cancel(self, request_id: str, sequence: int | None = None) -> None: ...
     async def explain(self, request: EngineRequest) -> EngineExplanation: ...
-    async def load_adapter(self, name: str, source: str) -> AdapterInfo: ...
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo: ...
     async def unload_adapter(self, name: str) -> None: ...
 
 
@@ -54,8 +54,8 @@ class SharingEngine:
     def adapters(self) -> Mapping[str, AdapterInfo]:
         return self._engine.adapters
 
-    async def load_adapter(self, name: str, source: str) -> AdapterInfo:
-        return await self._engine.load_adapter(name, source)
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo:
+        return await self._engine.load_adapter(name, source, replace=replace)
 
     async def unload_adapter(self, name: str) -> None:
         await self._engine.unload_adapter(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import functools
 import re
@@ -64,12 +65,11 @@ def target(surface: Surface, name: str | None, serving: Serving) -> Target:
         if surface is not Surface.DEDICATED or ":" not in name:
             raise
         endpoint, _, route = name.partition(":")
-        serving.model(endpoint)
-    try:
-        return Target(serving.adapter(route), endpoint)
-    except AdapterNotFound:
-        message = f"The endpoint '{endpoint[:256]}' has no adapter '{route[:256]}'."
-        raise AdapterNotFound(message, param="model") from None
+        card = serving.model(endpoint)
+    with contextlib.suppress(AdapterNotFound):
+        if card.base is None:  # an adapter has none of its own
+            return Target(serving.adapter(route), endpoint)
+    raise AdapterNotFound(f"The endpoint '{endpoint[:256]}' has no adapter '{route[:256]}'.", param="model")
 
 
 def check_team(surface: Surface, team: str | None, teams: Collection[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dragoman.core.errors import ContextOverflow, DragomanError
+from dragoman.core.errors import BadRequest, ContextOverflow, DragomanError
 from dragoman.core.events import GenerationDone, PromptReady, TextDelta
 from dragoman.core.request import FillPrompt, GenerationRequest, Prompt
 from dragoman.core.sampling import SamplingParams
@@ -79,6 +79,8 @@ async def _answer(
     requests, reading = requests_of(reading, context.request_id, card, prompts, chosen, biases)
     adapter = adapter_of(values["lora"], serving.models())
     if adapter is not None:
+        if card.base is not None and adapter != card.name:
+            raise BadRequest(f"'model' names another adapter than 'lora': {card.name}, not {adapter}.", param="lora")
         requests = [msgspec.structs.replace(request, adapter=adapter) for request in requests]
     context.report(reading)
     shown = Shown(

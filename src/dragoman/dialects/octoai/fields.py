@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 
 from dragoman.core.constraint import JsonObject, JsonSchema
-from dragoman.core.errors import BadRequest
+from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.sampling import MAX_SEED, LogprobParams
 from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.field_types import Anything, Boolean, Integer, ListOf, MapOf, Number, OneOf, String
 from dragoman.dialects.shared_fields import INCLUDE_PROGRESS, MAX_TOOLS, tool_choice_table, tool_table
 
 PLACE = "response_format"
+LORAS = "octoai.loras"
 
 RESPONSE_FORMAT = Table(
     name="response_format",
@@ -77,6 +78,13 @@ def stops_of(value: str | tuple[str, ...]) -> tuple[str, ...]:
 def if_true(on: bool) -> bool | None:
     """Return the value of a switch that several fields turn on."""
     return on or None
+
+
+def _only(names: tuple[str, ...]) -> str | None:
+    """Return the one adapter of a list. Raises UnsupportedFeature for several."""
+    if len(set(names)) > 1:
+        raise UnsupportedFeature("A request runs with one adapter, and 'octoai.loras' names several.", param=LORAS)
+    return next(iter(names), None)
 
 
 def _bias(bias: dict[int, float]) -> dict[int, float]:
@@ -301,8 +309,8 @@ EXTENSION = Table(
             name="loras",
             kind=ListOf(String(minimum=1, maximum=512), maximum=16),
             becomes="adapter",
-            convert=lambda names: next(iter(names), None),
-            note="Old name of `peft`.",
+            convert=_only,
+            note="Old name of `peft`, for one adapter.",
         ),
         Field(
             name="vllm",

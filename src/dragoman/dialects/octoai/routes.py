@@ -170,9 +170,12 @@ async def _renderable(serving: Serving, request: GenerationRequest) -> Generatio
 def _asked(serving: Serving, core: CoreParams) -> tuple[ModelCard, render.Envelope]:
     """Return the model or adapter that the request runs with, and the envelope of the answer, which names the model.
 
-    Raises ModelNotFound.
+    Raises ModelNotFound, and BadRequest where two adapters are named.
     """
     model, adapter = serving.model(core.get("model")), core.get("adapter")
+    named = {name for _, name in core.given("adapter")} | ({model.name} if model.base is not None else set())
+    if adapter is not None and len(named) > 1:
+        raise BadRequest(f"A request runs with one adapter, not with {' and '.join(sorted(named))}.", param="peft")
     try:
         card = model if adapter is None else serving.adapter(adapter)
     except AdapterNotFound as error:

@@ -29,7 +29,8 @@ LOAD = Table(
             name="load_inplace",
             kind=Boolean(),
             default=False,
-            note="Put it in the place of the adapter that has the name already.",
+            note="Put it in the place of the adapter that has the name already, which stays where this one cannot be "
+            "read.",
         ),
     ),
 )
@@ -52,9 +53,7 @@ async def load(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /v1/load_lora_adapter``: answers when requests may name it."""
     values = (await context.read(LOAD)).values
     name = values["lora_name"]
-    if values["load_inplace"] and any(card.base is not None and card.name == name for card in serving.models()):
-        await serving.adapters.unload(name)
-    await context.unless_gone(serving.adapters.load(name, values["lora_path"]))
+    await context.unless_gone(serving.adapters.load(name, values["lora_path"], replace=values["load_inplace"]))
     await context.reply_text(f"Success: LoRA adapter '{name}' added successfully.")
 
 

@@ -59,7 +59,7 @@ class Generate:
     ) -> tuple[str, Parameters, bool]:
         """Return the inputs, the parameters, and whether a stream is requested."""
         reading = await checked(context, COMPAT_GENERATE if compat else GENERATE, body)
-        report_adapter(context, reading, serving)
+        report_adapter(context, reading, serving, self._state.quirks)
         values = reading.values
         fills = values["parameters"] is not None and "max_new_tokens" in body["parameters"]
         try:

@@ -126,7 +126,7 @@ class KServe:
     async def infer(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``POST /v2/models/{model}/versions/{version}/infer``."""
         reading = await checked(context, INFER, await read_json(context))
-        report_adapter(context, reading, serving)
+        report_adapter(context, reading, serving, self._state.quirks)
         values = reading.values
         inputs, outputs = values["inputs"], values["outputs"]
         if len(inputs) != len(outputs):

@@ -155,10 +155,10 @@ def has_adapters(serving: Serving) -> bool:
     return any(card.base is not None for card in serving.models())
 
 
-def report_adapter(context: RequestContext, reading: Reading, serving: Serving) -> None:
-    """Name ``adapter_id`` in the answer where it has no effect."""
+def report_adapter(context: RequestContext, reading: Reading, serving: Serving, quirks: Quirks) -> None:
+    """Name ``adapter_id`` in the answer where it has no effect, and is not refused."""
     name = reading.core.get("adapter")
-    if name is None:
+    if name is None or (has_adapters(serving) and not quirks.unknown_adapter_is_base):
         return
     try:
         serving.adapter(name)

@@ -437,7 +437,7 @@ class VllmClient:
         """Return none: adapters are not supported."""
         return {}
 
-    async def load_adapter(self, name: str, source: str, *, revision: str | None = None) -> AdapterInfo:
+    async def load_adapter(self, name: str, source: str, *, replace: bool = False) -> AdapterInfo:
         """Raise ModelError: adapters are not supported."""
         self._refuse_adapter()
 
