@@ -37,6 +37,14 @@ _MELLUM = family_config("MellumForCausalLM", "mellum", **_ROUTED, head_dim=24, n
 _FLINT = family_config("FlintForCausalLM", "flint", **_ROUTED, head_dim=24, num_experts=6, sliding_window=20)
 _INTERNLM3 = family_config("InternLM3ForCausalLM", "internlm3", head_dim=24)
 _IQUEST = family_config("IQuestCoderForCausalLM", "iquestcoder", head_dim=24, tie_word_embeddings=True)
+_LFM3 = family_config(
+    "Lfm3ForCausalLM",
+    "lfm3",
+    head_dim=24,
+    num_hidden_layers=4,
+    layer_types=["conv", "sliding_attention", "conv", "full_attention"],
+    sliding_window=20,
+)
 
 NEWCOMERS: dict[str, Config] = {
     "nemotron": _NEMOTRON,
@@ -63,8 +71,12 @@ NEWCOMERS: dict[str, Config] = {
     | {"rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 500.0}}},
     "internlm3": _INTERNLM3 | {"attention_bias": True, "mlp_bias": True},
     "iquest-coder": _IQUEST,
+    "lfm3": _LFM3,
+    "lfm3-options": _LFM3
+    | {"use_sandwich_norm": False, "conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
+    | {"rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 500.0}}},
     "flint": _FLINT | {"layer_types": _SLIDING, "mlp_only_layers": [1], "shared_expert_intermediate_size": 50},
 } | TEXT_PARTS
 
-RARELY_JUDGED = NEWCOMERS.keys() - {"afmoe", "granite-swa", "nemotron"}
+RARELY_JUDGED = NEWCOMERS.keys() - {"afmoe", "granite-swa", "lfm3", "nemotron"}
 """Variants that are held against transformers' numbers only with DRAGOMAN_THOROUGH."""

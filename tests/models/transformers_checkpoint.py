@@ -12,10 +12,9 @@ import pytest
 
 Config = dict[str, Any]
 
-_ONLY_WITH_IMAGES = (  # AutoModelForCausalLM has no such model, or its text alone
-    ("mistral3", "llama4", "gemma4", "gemma4_unified", "exaone4_5", "glm4v", "glm46v", "glm4v_moe", "kimi_k25")
-    + ("minicpmv4_6",)
-)
+# AutoModelForCausalLM has no such model, or its text alone.
+_ONLY_WITH_IMAGES = {"mistral3", "llama4", "gemma4", "gemma4_unified", "exaone4_5", "glm4v", "glm46v", "glm4v_moe"}
+_ONLY_WITH_IMAGES |= {"kimi_k25", "minicpmv4_6"}
 _WITHOUT_AUTO_CLASS = ("mistral4",)
 _LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 _LEARNED_FACTOR = "layer_scalar"
@@ -62,6 +61,9 @@ def parameter_count(config: Config) -> int:
             * config["expert_ffn_hidden_size"]
             * config["hidden_size"]
         )
+    if config["model_type"] == "lfm3":  # a head's gate is stored in one row, and packed in as many as the head has
+        gates = sum(p.numel() for name, p in numbers if name.endswith("self_attn.g_proj.weight"))
+        count += gates * (model.config.head_dim - 1)
     if config["model_type"] == "mllama":  # layers and rows of the embedding that read images
         text = config["text_config"]
         crossed = re.compile(rf"model\.layers\.({'|'.join(map(str, text['cross_attention_layers']))})\.")

@@ -262,6 +262,27 @@ class Transposed(View, frozen=True):
         return Transposed(self.stored.matrix(index, count))
 
 
+class RepeatedRows(View, frozen=True):
+    """A matrix of which each row is read ``count`` times, one copy after the other."""
+
+    count: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        rows, *columns = self.stored.shape
+        return (rows * self.count, *columns)
+
+    def read(self) -> NDArray[Any]:
+        return self.stored.read().repeat(self.count, axis=0)
+
+    def codes(self, form: Format) -> Quantized | None:
+        found = self.stored.codes(form)
+        return None if found is None else found.rows(np.arange(self.stored.shape[0]).repeat(self.count))
+
+    def matrix(self, index: int, count: int | None = None) -> Tensor:
+        raise self.fail("is not a stack of matrices")
+
+
 class FirstRows(View, frozen=True):
     """The first ``count`` rows of a matrix."""
 

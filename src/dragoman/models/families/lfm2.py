@@ -1,18 +1,21 @@
 """LFM2: gated short convolutions in most layers, and grouped attention with norms of heads in the others; dense, or
-with experts."""
+with experts. LFM3 adds windows, norms after the branches, and gates of heads."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
-from dragoman.models.families.llama import LLAMA_NAMES, llama_like
+from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import checked
 from dragoman.models.families.state_space import read_taps
 from dragoman.models.recurrent import ShortConvolution
-from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
+from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
+from dragoman.models.spec import Block, DecoderSpec, Experts, HeadNorm
+from dragoman.models.tensors import RepeatedRows, Tensor
 
 _LAYER = "model.layers.{layer}."
 LFM2_NAMES = LLAMA_NAMES | {
@@ -38,6 +41,18 @@ _STACKS = {
     "expert_in": (f"{_LAYER}feed_forward.experts.gate_up_proj",),
     "expert_out": (f"{_LAYER}feed_forward.experts.down_proj",),
 }
+
+
+_LFM3_NAMES = (
+    LFM2_NAMES
+    | HEAD_NORM_NAMES
+    | {
+        "qkv": tuple(f"{_LAYER}self_attn.{each}_proj" for each in ("q", "gate", "k", "v")),
+        "attention_out": (f"{_LAYER}self_attn.o_proj",),
+        "attention_out_norm": (f"{_LAYER}post_operator_norm",),
+        "feed_forward_out_norm": (f"{_LAYER}post_ffn_norm",),
+    }
+)
 
 
 def _read_lfm2(config: Config) -> DecoderSpec:
@@ -82,9 +97,47 @@ def _hybrid(config: Config, **variant: Any) -> DecoderSpec:
     )
 
 
+def _read_lfm3(config: Config) -> DecoderSpec:
+    defaults = {"num_key_value_heads": 4, "head_dim": 128, "conv_L_cache": 7, "sliding_window": 256}
+    config = config.over(defaults)
+    layers = config.size("num_hidden_layers")
+    if config.value("layer_types") is None:
+        kinds = [("full_attention" if layer % 4 == 2 else "sliding_attention") for layer in range(layers)]
+        kinds = ["conv" if layer % 2 or not layer else kind for layer, kind in enumerate(kinds)]
+        config = config.having({"layer_types": kinds})
+    meanings = {"full_attention": 0, "conv": 0, "sliding_attention": config.size("sliding_window")}
+    windows = config.choices("layer_types", layers, meanings)
+    assert windows is not None
+    head_dim, positions = config.size("head_dim"), config.size("max_position_embeddings", 128_000)
+    full, sliding = blocks_by_layer_type(config)
+    if not config.block("rope_parameters") and not config.block("rope_scaling"):
+        full = {"rope_type": "proportional", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.5}
+    wide = read_rope_block(config, full, head_dim, positions, theta=1_000_000.0)
+    near = read_rope_block(config, sliding, head_dim, positions, theta=10_000.0)
+    config.refuse("use_attention_gate", True)
+    config.refuse("attention_bias", False)
+    return _hybrid(
+        config,
+        architecture="Lfm3ForCausalLM",
+        block=Block(norms="around" if config.flag("use_sandwich_norm", True) else "before"),
+        gated_attention=True,
+        ropes=tuple(near if window else wide for window in windows),
+        windows=windows,
+    )
+
+
+def _gates_of_heads(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Have each head's gate in as many rows as the head has numbers."""
+    return {
+        name: RepeatedRows(tensor, spec.head_dim) if name.endswith(".self_attn.gate_proj.weight") else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def _mixers(config: Config, layers: int, convolution: ShortConvolution) -> tuple[ShortConvolution | None, ...]:
     """Return the convolutions of the layers: by ``layer_types``, or all but ``full_attn_idxs``."""
-    named = config.choices("layer_types", layers, {"full_attention": None, "conv": convolution})
+    kinds = {"full_attention": None, "sliding_attention": None, "conv": convolution}
+    named = config.choices("layer_types", layers, kinds)
     if named is None:
         listed = config.value("full_attn_idxs")
         attention = list(range(layers)) if listed is None else listed
@@ -117,6 +170,17 @@ FAMILIES: dict[str, Family] = {
         title="LFM2 and LFM2.5",
         examples=("LiquidAI/LFM2-1.2B", "LiquidAI/LFM2-350M", "LiquidAI/LFM2.5-1.2B-Instruct"),
         note="Most layers are short convolutions, which keep a [state](recurrent-state.md) of two tokens.",
+    ),
+    "Lfm3ForCausalLM": Family(
+        _read_lfm3,
+        _LFM3_NAMES,
+        "lfm3",
+        base="model.",
+        divide=_gates_of_heads,
+        aliases=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
+        title="LFM3",
+        examples=("LiquidAI/LFM3-1.7B",),
+        note="Half of the layers are short convolutions, which keep a [state](recurrent-state.md) of a few tokens.",
     ),
     "Lfm2MoeForCausalLM": Family(
         _read_lfm2_moe,
