@@ -84,6 +84,30 @@ def test_people_get_lines(file: Path) -> None:
     assert line.endswith("INFO dragoman.server: all is well")
 
 
+FORGED = "no\n2026-11-29 12:00:00,000 INFO dragoman.access: forged\r\x1b[2J\x85\u2028\u202eend"
+VISIBLE = r"\r\x1b[2J\x85\u2028\u202eend"
+
+
+def test_whatever_is_in_a_message_no_line_is_forged_and_no_terminal_commanded(file: Path) -> None:
+    log = logging.getLogger("dragoman.server")
+    with configured(file):
+        log.error("%s", FORGED)
+        try:
+            raise ValueError(FORGED)
+        except ValueError:
+            log.exception("it failed")
+    lines = file.read_text().split("\n")
+    assert lines[0].endswith(" ERROR dragoman.server: no")
+    assert lines[1] == f"    2026-11-29 12:00:00,000 INFO dragoman.access: forged{VISIBLE}"
+    assert lines[2].endswith(" ERROR dragoman.server: it failed")
+    assert all(line.startswith("    ") for line in lines[3:-1])
+    assert lines[-2] == lines[1]
+    with on_terminal(log_level="error") as shown:
+        log.error("%s", FORGED)
+    assert len(shown) == 2
+    assert shown[1] == lines[1]
+
+
 REQUEST = {
     "client": "127.0.0.1:40112",
     "method": "POST",

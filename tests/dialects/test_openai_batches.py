@@ -150,6 +150,8 @@ def test_a_body_that_is_no_form_is_refused(server: RunningServer) -> None:
     assert httpx.post(f"{server.url}/v1/files", json={}, headers=headers | {"content-type": "a/b"}).status_code == 400
     unbounded = httpx.post(f"{server.url}/v1/files", json={}, headers=headers | {"content-type": "multipart/form-data"})
     assert "has no boundary" in unbounded.json()["error"]["message"]
+    compressed = httpx.post(f"{server.url}/v1/files", content=b"x", headers=headers | {"content-encoding": "gzip"})
+    assert "must not be compressed" in compressed.json()["error"]["message"]
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

@@ -115,6 +115,37 @@ async def test_a_compressed_body_is_refused_by_its_encoding(runtime: LocalServer
     )
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/completions",
+        "/api/chat",
+        "/tgi/generate",
+        "/llamacpp/completion",
+        "/locallab/generate",
+        "/friendli/v1/completions",
+        "/octoai/v1/completions",
+        "/alexandria/api/generate-one",
+        "/alexandria/api/thrift/generate-one",
+        "/v1/messages",
+    ],
+)
+@pytest.mark.parametrize("encodings", [["gzip"], ["identity", "gzip"], ["identity, br"]])
+async def test_every_dialect_says_of_a_compressed_body_that_it_is_one(
+    runtime: LocalServer, path: str, encodings: list[str]
+) -> None:
+    headers = [("content-type", "application/json"), *(("content-encoding", each) for each in encodings)]
+    answer = await runtime.client.post(path, content=gzip.compress(b'{"prompt": "a"}'), headers=headers)
+    assert 400 <= answer.status_code < 500
+    assert "must not be compressed" in answer.text
+
+
+async def test_an_encoding_that_changes_nothing_is_none(runtime: LocalServer) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "identity, Identity"}
+    answer = await runtime.client.post("/v1/completions", content=b'{"prompt": "a", "max_tokens": 1}', headers=headers)
+    assert answer.status_code == 200
+
+
 async def test_a_body_is_refused_by_its_announced_length(template: ChatTemplate) -> None:
     limits = msgspec.structs.replace(QUICK, max_body_bytes=1000, linger_s=0.02)
     async with local_server(template, limits) as runtime:

@@ -360,9 +360,11 @@ def test_the_body_of_a_running_request_is_forgotten() -> None:
         (b"GET /livez HTTP/1.1\r\nhost: a\r\nhost: a\r\n\r\n", "more than one Host"),
         (b"GET /livez HTTP/1.0\r\nhost: a\r\nhost: b\r\n\r\n", "more than one Host"),
         (b"GET /livez\r\n\r\n", "HTTP"),
+        (b"GET /livez HTTP/2.0\r\nhost: localhost\r\n\r\n", "HTTP/2.0"),
+        (b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n", "'chunked'"),
     ],
 )
-def test_a_request_has_one_host_and_a_version(server: RunningServer, data: bytes, reason: str) -> None:
+def test_a_head_says_what_can_be_read(server: RunningServer, data: bytes, reason: str) -> None:
     answer = ask(server, data)
     assert status_of(answer) == 400
     assert reason in json_of(answer)["error"]["message"]

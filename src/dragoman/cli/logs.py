@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from datetime import UTC, datetime
@@ -83,6 +84,26 @@ class JsonFormatter(logging.Formatter):
             return json.dumps(line, default=str)
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+CONTINUED = "\n    "
+
+
+def plain(text: str) -> str:
+    """Return a text whose lines after the first are indented, without control characters: whatever is in a record, what
+    begins in the first column is the server's own, and a terminal takes nothing for a command."""
+    return _CONTROL.sub(lambda found: repr(found[0])[1:-1], text).replace("\n", CONTINUED)
+
+
+class LineFormatter(logging.Formatter):
+    """Formats lines with date, level and logger."""
+
+    def __init__(self) -> None:
+        super().__init__(FORMAT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
 class TerminalFormatter(logging.Formatter):
     """Formats short lines: the time of day, a level other than the usual one, and the logger if it is not the server.
 
@@ -99,14 +120,14 @@ class TerminalFormatter(logging.Formatter):
         text = self._request(record) if record.name == ACCESS else self._message(record)
         if record.exc_info and not record.exc_text:
             record.exc_text = self.formatException(record.exc_info)
-        trace = "".join(f"\n{each}" for each in (record.exc_text, record.stack_info) if each)
+        trace = "".join(plain(f"\n{each}") for each in (record.exc_text, record.stack_info) if each)
         return f"{self._colored(self.formatTime(record, self.datefmt), self.DIM)} {text}{trace}"
 
     def _message(self, record: logging.LogRecord) -> str:
         color = self.RED if record.levelno >= logging.ERROR else self.YELLOW
         level = f"{self._colored(record.levelname.lower(), color)}: " if record.levelno != logging.INFO else ""
         name = "" if record.name.startswith("dragoman") and record.levelno >= logging.INFO else f"{record.name}: "
-        return f"{level}{name}{record.getMessage()}"
+        return f"{level}{name}{plain(record.getMessage())}"
 
     def _request(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -243,7 +264,7 @@ def _formatter(settings: LogSettings, descriptor: int) -> logging.Formatter:
         return JsonFormatter()
     if os.isatty(descriptor):
         return TerminalFormatter(colors=console.has_colors())
-    return logging.Formatter(FORMAT)
+    return LineFormatter()
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -114,11 +114,17 @@ def _json_fault(body: bytes, told: str) -> str:
     return told.partition(" - at ")[0]  # the place in the value, which says nothing here
 
 
+def check_encoding(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raise EncodedBody where the body is compressed. ``headers``: those of an ASGI scope."""
+    given = b",".join(value for name, value in headers if name == b"content-encoding").decode("latin-1").lower()
+    encodings = [each for each in map(str.strip, given.split(",")) if each not in ("", "identity")]
+    if encodings:
+        shown = ", ".join(encodings)[:64]
+        raise EncodedBody(f"The body must not be compressed; its content encoding is '{shown}'.")
+
+
 def check_content_type(headers: Mapping[str, str]) -> None:
-    """Raise WrongMediaType where the content type is neither JSON nor absent, or the body is encoded."""
-    encoding = headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("", "identity"):
-        raise EncodedBody(f"The body must not be compressed; its content encoding is '{encoding[:64]}'.")
+    """Raise WrongMediaType where the content type is neither JSON nor absent."""
     content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type and content_type != "application/json" and not content_type.endswith("+json"):
         shown = content_type[:64]

@@ -28,7 +28,7 @@ from dragoman.server.parsing import (
     ParsingTurns,
     ReadingOnDemand,
 )
-from dragoman.server.refusal import note_refusal, other_protocol, refusal_bytes
+from dragoman.server.refusal import head_fault, note_refusal, other_protocol, refusal_bytes
 from dragoman.server.scope_reader import PROXIED_PREFIX
 from dragoman.server.sockets import CLIENT, LEFT
 from dragoman.server.upgrade import UpgradeIgnoringParser
@@ -312,7 +312,7 @@ class Connection(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        size, hosts, length, is_chunked = len(self.url), 0, 0, False
+        size, hosts, length, codings = len(self.url), 0, 0, []
         for name, value in self.headers:
             size += len(name) + len(value)
             if name == b"host":
@@ -320,12 +320,14 @@ class Connection(HttpToolsProtocol):
             elif name == b"content-length":
                 length = int(value)
             elif name == b"transfer-encoding":
-                is_chunked = True
+                codings.append(value)
         # The exact count: what came with its first byte was not counted, what came with its last was counted whole.
         self._head_bytes = size
         if size > self.settings.max_header_bytes:
             raise PayloadTooLarge(HEAD_TOO_LARGE)  # the parser stops, and uvicorn calls send_400_response
-        self._check_version(hosts)
+        if fault := head_fault(self.parser.get_http_version(), hosts, codings):
+            self._fault = fault
+            raise BadRequest(fault)  # as above
         if self.parser.declines:
             return
         opens_socket = self.parser.opens_socket
@@ -339,7 +341,8 @@ class Connection(HttpToolsProtocol):
             self._open_socket(slot, refusal)
             return
         self._in_head, self._in_body = False, True
-        self._is_chunked, self._body_left = is_chunked, 0 if is_chunked else length
+        is_chunked = self._is_chunked = bool(codings)
+        self._body_left = 0 if is_chunked else length
         self._body_bytes = self._chunked_bytes = 0
         self._expect_nothing()
         super().on_headers_complete()
@@ -377,19 +380,6 @@ class Connection(HttpToolsProtocol):
             self._set_busy(self.slot)  # type: ignore[arg-type]
         else:
             self._expect_nothing()
-
-    def _check_version(self, hosts: int) -> None:
-        """Check the Host header (RFC 9112, section 3.2). Raises BadRequest."""
-        version = self.parser.get_http_version()
-        if version == "0.9":
-            self._fault = "HTTP/0.9 is not spoken here."
-        elif hosts > 1:
-            self._fault = "The request has more than one Host header."
-        elif version == "1.1" and not hosts:
-            self._fault = "The request has no Host header."
-        else:
-            return
-        raise BadRequest(self._fault)  # uvicorn calls send_400_response
 
     def _open_socket(self, slot: Slot, refusal: DragomanError | None) -> None:
         """Give the WebSocket's protocol its context. The socket keeps the slot, and is not closed for other

@@ -17,7 +17,7 @@ from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Ov
 from dragoman.core.progress import ProgressReport, current_progress
 from dragoman.dialects.api import NEVER, Abort, Dialect, ErrorResponse, KeepAlive, NotJson, error_response
 from dragoman.dialects.field import NOTHING_READ, Reading, Table
-from dragoman.server.body import check_content_type, decode_json, read_table
+from dragoman.server.body import check_content_type, check_encoding, decode_json, read_table
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.cors import OriginPolicy, page_headers
 from dragoman.server.key_file import SCOPES
@@ -108,6 +108,7 @@ class Exchange(ScopeReader):
         extensions = self._extensions = scope.get("extensions", {})
         self._abort, self._cut = extensions.get(ABORT), extensions.get(CUT)
         self._send, self._limits, self._pools = send, settings, pools
+        self._raw_headers = scope["headers"]
         self._send_part: Send = extensions.get(BODY, send)
         self._next_message = receive
         self._body = RequestBody(self.headers, settings, bodies or BodyBudget(), sees_images)
@@ -142,6 +143,7 @@ class Exchange(ScopeReader):
         self._reading = reading
 
     async def read_body(self) -> bytes:
+        check_encoding(self._raw_headers)
         return await self._body.read(self._receive, self.body_limit(self.dialect))
 
     def body_limit(self, *dialects: Dialect | None) -> int:
@@ -152,6 +154,7 @@ class Exchange(ScopeReader):
         self._body.keep(size)
 
     def body_pieces(self, max_bytes: int) -> AsyncGenerator[bytes, None]:
+        check_encoding(self._raw_headers)
         return body_pieces(self._receive, self.headers, max_bytes=max_bytes, timeout_s=self._limits.body_timeout_s)
 
     async def peek(self, max_bytes: int) -> Any:

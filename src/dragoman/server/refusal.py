@@ -42,6 +42,23 @@ def other_protocol(data: bytes) -> tuple[int, DragomanError, bytes, str] | None:
     return None
 
 
+def head_fault(version: str, hosts: int, codings: Sequence[bytes]) -> str:
+    """Return what is wrong with the head of a request that the parser takes; empty where nothing is.
+
+    ``hosts``: the number of its Host headers (RFC 9112, section 3.2). ``codings``: the values of its Transfer-Encoding
+    (section 6.1).
+    """
+    if version not in ("1.0", "1.1"):
+        return f"HTTP/{version} is not spoken here."
+    if hosts > 1:
+        return "The request has more than one Host header."
+    if version == "1.1" and not hosts:
+        return "The request has no Host header."
+    if any(coding.strip().lower() != b"chunked" for coding in codings):
+        return "The only transfer coding that this server decodes is 'chunked'."
+    return ""
+
+
 def http2_refusal() -> bytes:
     """Return what tells an HTTP/2 client to come again with HTTP/1.1: empty settings, and a GOAWAY frame with the code
     HTTP_1_1_REQUIRED and the reason in words."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from urllib.parse import quote
 
 import msgspec
 from starlette.datastructures import URLPath
@@ -180,7 +181,8 @@ class PathEndpoint:
                     raise NotFound(f"Unknown URL: {exchange.method} {exchange.path[:256]}")
             if candidates is None:
                 self._context.check_page(exchange.page, dialect.cors, exchange.method)
-                if (exchange.method, exchange.path.removeprefix(f"/{dialect.name}")) in dialect.unknown:
+                method = "GET" if exchange.method == "HEAD" else exchange.method
+                if (method, exchange.path.removeprefix(f"/{dialect.name}")) in dialect.unknown:
                     raise NotFound(f"Unknown URL: {exchange.method} {exchange.path[:256]}")
                 where = f"{exchange.method} is not allowed on {exchange.path[:256]}"
                 raise MethodNotAllowed(f"{where}, only {self._allowed}.")
@@ -425,7 +427,7 @@ class PathEndpoint:
     def _client_error(self, error: Exception, exchange: Exchange) -> DragomanError:
         """Return the error as it may be sent to a client. Unexpected errors are logged."""
         if not isinstance(error, DragomanError):
-            log.exception("%s %s failed, request %s", exchange.method, exchange.path[:256], exchange.request_id)
+            log.exception("%s %s failed, request %s", exchange.method, quote(exchange.path[:256]), exchange.request_id)
             error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
         elif isinstance(error, GenerationFailed) and self._context.ended():
             error = ShuttingDown()

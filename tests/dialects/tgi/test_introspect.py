@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -259,6 +260,40 @@ async def test_the_log_has_times_and_nobodys_text(native: LocalServer, caplog: p
     assert success.fields["seed"] == "9"  # type: ignore[attr-defined]
     assert 'parameters.seed: invalid type: string "…", expected u64' in caplog.text
     assert "secret" not in caplog.text
+
+
+FORGED = "a `b\n2026-11-29 00:00:00,000 INFO dragoman.access: 'secret' \x1b[31m"
+BAD_PATTERN = {"grammar": {"type": "regex", "value": f"({FORGED}"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("/generate", {"parameters": {"grammar": {"type": FORGED, "value": "a"}}}, "unknown variant `…`, expected"),
+        ("/generate", {"parameters": BAD_PATTERN}, "grammar is not valid"),
+        ("/generate", {"parameters": {"grammar": {"type": "json", "value": {"$ref": f"#/{FORGED}"}}}}, "grammar"),
+        ("/v1/chat/completions", {"logit_bias": {FORGED: 1}}, "logit_bias.…: invalid type: string"),
+        ("/v1/chat/completions", {"logit_bias": {"1": FORGED}}, 'logit_bias.1: invalid type: string "…", expected'),
+        ("/v1/chat/completions", {"tools": [], "tool_choice": FORGED}, "Tool"),
+        ("/v1/chat/completions", {"messages": [FORGED]}, 'messages[0]: invalid type: string "…", expected'),
+        ("/vertex", {"instances": [{"inputs": "a", "parameters": BAD_PATTERN}]}, "one of a batch failed"),
+    ],
+)
+async def test_what_a_client_writes_is_in_no_error_of_the_log(
+    native: LocalServer, caplog: pytest.LogCaptureFixture, path: str, body: dict[str, Any], told: str
+) -> None:
+    caplog.set_level("DEBUG", "dragoman")
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    whole: dict[str, Any] = {"model": "m", "inputs": "a", "messages": [{"role": "user", "content": "a"}], **body}
+    if "tools" in body:
+        whole["tools"] = [tool]
+    answer = await native.client.post(path, json=whole)
+    assert answer.status_code in (422, 500)
+    lines = [record.getMessage() for record in caplog.records if record.name == "dragoman.tgi"]
+    assert told in lines[0]
+    for line in lines:
+        assert line.isprintable()
+        assert "secret" not in line
 
 
 @pytest.mark.parametrize(("dialect", "path"), [("openai", "/tgi/generate"), ("tgi", "/openai/v1/completions")])

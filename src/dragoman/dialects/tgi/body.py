@@ -46,7 +46,11 @@ _SYNTAX = {
 
 
 class ShapeFault(BadRequest):
-    """JSON of the wrong shape: ``message`` is the whole plain text."""
+    """JSON of the wrong shape: ``message`` is the whole plain text, ``logged`` the same without the client's words."""
+
+    def __init__(self, message: str, *, logged: str) -> None:
+        super().__init__(message)
+        self.logged = logged
 
 
 async def read(context: RequestContext, table: Table) -> tuple[Reading, Any]:
@@ -78,13 +82,27 @@ async def checked(context: RequestContext, table: Table, body: Any) -> Reading:
 async def shape_fault(context: RequestContext, error: FieldError) -> ShapeFault:
     """Return the whole text about a value that is of the wrong shape."""
     raw = await context.read_body()
-    where, why = reason(error)
     missing = error.rule in (FieldRule.MISSING, FieldRule.UNKNOWN)
     line, column = place(raw, error.path[:-1] if missing else error.path)
+    position = f"at line {line} column {column}"
+    return ShapeFault(f"{misshapen(error)} {position}", logged=f"{misshapen(without_texts(error))} {position}")
+
+
+def misshapen(error: FieldError) -> str:
+    """Return the text about a value that is of the wrong shape."""
+    where, why = reason(error)
     prefix = f"{where}: " if where else ""
-    return ShapeFault(
-        f"Failed to deserialize the JSON body into the target type: {prefix}{why} at line {line} column {column}"
-    )
+    return f"Failed to deserialize the JSON body into the target type: {prefix}{why}"
+
+
+def without_texts(error: FieldError) -> FieldError:
+    """Return the error without texts that the client has written: a value, or the name of a member."""
+    if isinstance(error, Custom):
+        return error
+    hidden = error.path[-1:] if error.rule is FieldRule.UNKNOWN else (error.value,)
+    path = tuple("…" if isinstance(part, str) and part in hidden else part for part in error.path)
+    is_shown = isinstance(error.value, str) and error.rule not in (FieldRule.SHORT, FieldRule.LONG)
+    return FieldError(error.rule, path, "…" if is_shown else error.value, kind=error.kind, bound=error.bound)
 
 
 def syntax_reason(raw: bytes) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from dragoman.core.errors import (
@@ -27,9 +29,9 @@ from dragoman.core.errors import (
     Unauthorized,
     UnsupportedConstraint,
 )
-from dragoman.dialects.api import ErrorResponse, NotJson, WrongMediaType
+from dragoman.dialects.api import EncodedBody, ErrorResponse, NotJson, WrongMediaType
 from dragoman.dialects.field_types import FieldError
-from dragoman.dialects.tgi.body import ShapeFault, reason
+from dragoman.dialects.tgi.body import ShapeFault, misshapen, without_texts
 
 PLAIN = {"content-type": "text/plain; charset=utf-8"}
 
@@ -37,20 +39,23 @@ PLAIN = {"content-type": "text/plain; charset=utf-8"}
 class Fault(DragomanError):
     """An error with a body of TGI's own: ``message`` is the ``error``, word for word.
 
-    ``label``: of its kind, the value of ``err`` under which ``tgi_request_failure`` counts it.
+    ``label``: of its kind, the value of ``err`` under which ``tgi_request_failure`` counts it. ``logged``: the text for
+    the log, where the message has more that a client wrote than it quotes.
     """
 
     status = 422
     error_type = "validation"
     label = "validation"
+    logged: str | None = None
 
 
 class InvalidInput(Fault):
     """A rule of the validation that the request breaks."""
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, logged: str | None = None) -> None:
         super().__init__(f"Input validation error: {message}")
         self.rule = message
+        self.logged = None if logged is None else f"Input validation error: {logged}"
 
 
 class TemplateFault(Fault):
@@ -78,8 +83,9 @@ class ToolFault(Fault):
 
     error_type = "tool_error"
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, *, logged: str | None = None) -> None:
         super().__init__(f"Tool error: {message}")
+        self.logged = None if logged is None else f"Tool error: {logged}"
 
 
 class CallFault(ToolFault, GenerationFailed):
@@ -173,19 +179,25 @@ def fault_of(error: DragomanError) -> Fault:
         case ContextOverflow():
             return InvalidInput(_overflow(error))
         case BadConstraint():
-            return InvalidInput(f"grammar is not valid: {error.reason}")
+            return InvalidInput(f"{BAD_GRAMMAR}: {error.reason}", logged=BAD_GRAMMAR)
         case UnsupportedConstraint():
-            return InvalidInput(f"cannot compile regex from schema: {error.reason}")
+            return InvalidInput(f"{NOT_COMPILED}: {error.reason}", logged=NOT_COMPILED)
         case TemplateMissing():
             return TemplateFault("template not found")
         case TemplateFailed():
-            return TemplateFault(f"syntax error: {error.reason} (in <string>:1)" if error.raised else error.reason)
+            fault = TemplateFault(f"syntax error: {error.reason} (in <string>:1)" if error.raised else error.reason)
+            fault.logged = TemplateFault("it cannot be filled in").message
+            return fault
         case BadImage():
-            return InvalidInput(f"{_OF_IMAGES.get(error.code, 'invalid image')}: {error.reason}")
+            kind = _OF_IMAGES.get(error.code, "invalid image")
+            return InvalidInput(f"{kind}: {error.reason}", logged=kind)
         case BadRequest():
             return InvalidInput(error.message)
     return _fault(f"Request failed during generation: Server error: {error.message}", "generation", 424)
 
+
+BAD_GRAMMAR = "grammar is not valid"
+NOT_COMPILED = "cannot compile regex from schema"
 
 _OF_IMAGES = {
     "invalid_image_url": "invalid image content",
@@ -203,6 +215,8 @@ def error_body(error: DragomanError) -> ErrorBody:
 def render_error(error: DragomanError) -> ErrorResponse:
     """Return the status, body and headers of the error response."""
     match error:
+        case EncodedBody():
+            return _plain(415, error.message)
         case WrongMediaType():
             return _plain(415, "Expected request with `Content-Type: application/json`")
         case PayloadTooLarge():
@@ -212,9 +226,7 @@ def render_error(error: DragomanError) -> ErrorResponse:
         case ShapeFault():
             return _plain(422, error.message)
         case FieldError():
-            where, why = reason(error)
-            place = f"{where}: " if where else ""
-            return _plain(422, f"Failed to deserialize the JSON body into the target type: {place}{why}")
+            return _plain(422, misshapen(error))
         case RequestTimeout():
             return _plain(408, "Failed to buffer the request body: it did not arrive in time")
         case Unauthorized():
@@ -236,6 +248,26 @@ def visible(error: DragomanError) -> str:
     """Return the text of an error for the client."""
     body = render_error(error).body
     return body.error if isinstance(body, ErrorBody) else error.message if body is None else body.decode()
+
+
+_QUOTED = re.compile(r"([\"']).*[\"']", re.DOTALL)
+MAX_LOGGED = 512
+
+
+def logged(error: DragomanError) -> str:
+    """Return the text of an error for the log, on one line: what its client reads, without what a client or the model
+    has written."""
+    match error:
+        case ShapeFault():
+            text = error.logged
+        case FieldError():
+            text = misshapen(without_texts(error))
+        case ModelNotFound() | EncodedBody():
+            text = type(error).__name__
+        case _:
+            text = fault_of(error).logged or visible(error)
+    text = _QUOTED.sub(r"\1…\1", text)
+    return "".join(c if c.isprintable() else "?" for c in text[:MAX_LOGGED])
 
 
 FAILURE_LABELS: tuple[tuple[type[DragomanError], str], ...] = (

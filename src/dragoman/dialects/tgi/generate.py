@@ -18,7 +18,7 @@ from dragoman.dialects.field_types import FieldError
 from dragoman.dialects.openai_stream import encoded
 from dragoman.dialects.tgi import render
 from dragoman.dialects.tgi.body import checked, read_json, shape_fault
-from dragoman.dialects.tgi.errors import BatchIncomplete, Incomplete, IncompleteStream
+from dragoman.dialects.tgi.errors import BatchIncomplete, Incomplete, IncompleteStream, logged
 from dragoman.dialects.tgi.fields import COMPAT_GENERATE, GENERATE
 from dragoman.dialects.tgi.generation import Generation, TgiState
 from dragoman.dialects.tgi.images import inputs_prompt
@@ -181,7 +181,7 @@ async def texts_of(
     except Cancelled:
         raise
     except DragomanError as error:
-        log.error("one of a batch failed: %s", error.message)
+        log.error("one of a batch failed: %s", logged(error))
         raise BatchIncomplete from None
 
 

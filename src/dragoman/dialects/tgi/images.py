@@ -42,5 +42,5 @@ def text_parts(text: str, param: str) -> list[dict[str, Any]]:
 def url_part(url: str, param: str, detail: Detail = "auto") -> dict[str, Any]:
     """Return an image as the part of a content. Raises InvalidInput."""
     if not url.startswith(_SCHEMES):
-        raise InvalidInput(f"invalid image content: {url[:256]}")
+        raise InvalidInput(f"invalid image content: {url[:256]}", logged="invalid image content")
     return image_part(ImageSource(url=url, detail=detail, param=param))

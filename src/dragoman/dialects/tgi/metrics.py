@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -21,7 +20,7 @@ from dragoman.core.measurements import (
 from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observer, RequestEnd
 from dragoman.dialects.api import MetricsContext
 from dragoman.dialects.prometheus_text import Labels, counter, gauge, histogram
-from dragoman.dialects.tgi.errors import failure_label, visible
+from dragoman.dialects.tgi.errors import failure_label, logged
 from dragoman.dialects.tgi.settings import TgiSettings
 
 DURATION_BOUNDS = tuple(float(f"{0.0001 * 1.5**k:.12g}") for k in range(1, 36))
@@ -176,10 +175,6 @@ def _method(kind: str) -> Labels:
 
 log = logging.getLogger("dragoman.tgi")
 
-MAX_LOGGED = 512
-_QUOTED = re.compile(r'".*"', re.DOTALL)
-"""Quotes in an error hold user text, which is not logged."""
-
 
 class TgiLog(Observer):
     """Writes the lines. Requests in other dialects have only the server's own line."""
@@ -194,7 +189,7 @@ class TgiLog(Observer):
         if request.dialect != "tgi" or request.operation not in COUNTED:
             return
         if isinstance(end.error, DragomanError) and not isinstance(end.error, Cancelled):
-            log.error("%s", _QUOTED.sub('"…"', visible(end.error))[:MAX_LOGGED])
+            log.error("%s", logged(end.error))
 
 
 def _fields(generation: ObservedGeneration) -> dict[str, str]:

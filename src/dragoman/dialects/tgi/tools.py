@@ -125,7 +125,7 @@ def tool_setup(values: Mapping[str, Any], core: CoreParams) -> ToolSetup | None:
         name = choice if isinstance(choice, str) else choice["function"]["name"]
         functions = [function for function in functions if function["name"] == name][:1]
         if not functions:
-            raise ToolFault(f"Tool with name {name[:256]} not found")
+            raise ToolFault(f"Tool with name {name[:256]} not found", logged="Tool not found")
     declinable = choice == "auto"
     tools = [_shown(function) for function in functions] + [_DECLINE] * declinable
     return ToolSetup(

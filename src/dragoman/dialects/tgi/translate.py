@@ -147,7 +147,7 @@ def adapter_of(asked: Parameters, serving: Serving, quirks: Quirks) -> str | Non
     except AdapterNotFound:
         if asked.any_adapter or quirks.unknown_adapter_is_base or not has_adapters(serving):
             return None
-    raise InvalidInput(f"adapter_id `{name[:256]}` is not loaded")
+    raise InvalidInput(f"adapter_id `{name[:256]}` is not loaded", logged="adapter_id is not loaded")
 
 
 def has_adapters(serving: Serving) -> bool:
