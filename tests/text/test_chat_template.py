@@ -17,6 +17,7 @@ from dragoman.core.errors import BadRequest, ModelError, TemplateFailed, Unsuppo
 from dragoman.core.request import ChatPrompt
 from dragoman.text import ChatTemplate
 from dragoman.text.chat_template import TemplateLimits
+from dragoman.text.template_parts import CallForm
 
 SOURCES = {path.stem: path.read_text("utf-8") for path in (Path(__file__).parent / "chat_templates").glob("*.jinja")}
 SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -289,6 +290,39 @@ def test_a_broken_template_is_refused_at_load(tmp_path: Path, name: str, content
     (tmp_path / name).write_text(content)
     with pytest.raises(ModelError, match=r"chat_template|tokenizer_config|does not compile"):
         ChatTemplate.load(tmp_path)
+
+
+# The form of calls
+
+JOINS_TEXTS = """
+{%- for message in messages %}
+{%- if message['role'] == 'assistant' and message['tool_calls'] is defined %}
+{%- for call in message['tool_calls'] %}
+{%- if message['content'] is none %}{{ '<call>' + call['function']['name'] + ARGUMENTS + '</call>' }}
+{%- else %}{{ message['content'] + '<call>' + call['function']['name'] + ARGUMENTS + '</call>' }}{% endif %}
+{%- endfor %}
+{%- else %}{{ '<' + message['role'] + '>' + message['content'] }}{% endif %}
+{%- endfor %}"""
+
+
+@pytest.mark.parametrize("arguments", ["call['function']['arguments'] | tojson", "call['function']['arguments']"])
+@pytest.mark.parametrize("content", [None, "Wait."])
+def test_calls_have_the_form_that_the_template_joins(arguments: str, content: str | None) -> None:
+    """Those of DeepSeek V3 and R1 join arguments as texts, and read a content that is null."""
+    template = ChatTemplate({"default": JOINS_TEXTS.replace("ARGUMENTS", f"({arguments})")}, SPECIAL_TOKENS)
+    call = {"type": "function", "id": "a", "function": {"name": "weather", "arguments": {"city": "Köln"}}}
+    messages = (ASK, {"role": "assistant", "content": content, "tool_calls": [call]}, RESULT)
+    try:
+        text = template.render(ChatPrompt(messages=messages))
+        assert template.roles.tool
+    finally:
+        template.close()
+    written = '<call>weather{"city": "Köln"}</call>'
+    assert text == f"<user>{ASK['content']}{content or ''}{written}<tool>{RESULT['content']}"
+
+
+def test_calls_of_other_templates_are_as_they_come(templates: dict[str, ChatTemplate]) -> None:
+    assert {name: template.call_form for name, template in templates.items()} == dict.fromkeys(templates, CallForm())
 
 
 # What a template renders ----------------------------------------------------------------------------------------------

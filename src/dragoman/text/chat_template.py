@@ -18,7 +18,7 @@ from dragoman.core.request import ChatPrompt
 from dragoman.core.serving import TemplateRoles
 from dragoman.text.sandbox import ProcessFailure, ProcessLost, SandboxedProcesses
 from dragoman.text.template_names import TemplateNames
-from dragoman.text.template_parts import ContentForms, content_forms, with_forms
+from dragoman.text.template_parts import CallForm, ContentForms, call_form, content_forms, with_call_form, with_forms
 from dragoman.text.template_roles import template_roles
 
 MAX_MESSAGE_CHARS = 2000
@@ -149,6 +149,16 @@ class ChatTemplate:
 
         return content_forms(render, self.image_placeholder)
 
+    @functools.cached_property
+    def call_form(self) -> CallForm:
+        """The form of calls that the template renders. Blocks until its process runs."""
+        name = self._choose(True)
+
+        def render(messages: Sequence[dict[str, Any]]) -> str:
+            return self._render(name, self._variables(ChatPrompt(messages=()), list(messages)))
+
+        return call_form(render)
+
     @property
     def confined(self) -> tuple[str, ...]:
         """Names of the confinements of its process (``confinement``). Blocks until its process runs."""
@@ -174,6 +184,8 @@ class ChatTemplate:
             raise BadRequest("there must be at least one message", param="messages")
         if self.image_placeholder or "image" in self.source:
             messages = with_forms(messages, self.forms, self.image_placeholder)
+        if any(message.get("tool_calls") for message in messages):
+            messages = with_call_form(messages, self.call_form)
         if prompt.continue_final_message:
             messages = _mark_final(messages)
         text = self._render(name, self._variables(prompt, messages))
