@@ -366,6 +366,25 @@ def test_a_batch_whose_input_is_removed_from_the_disk_fails(server: RunningServe
     assert finished(client, batch).status == "failed"
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "shifted"])
+def test_a_batch_whose_input_changes_on_the_disk_fails(server: RunningServer, client: openai.OpenAI, cut: bool) -> None:
+    path = server.runtime.serving.batches.path
+    with held(server, 1):
+        batch = begin(client, [line("a"), line("b"), line("c")])
+        until(client, batch, lambda batch: batch.request_counts is not None and batch.request_counts.completed == 1)
+        content = path(batch.input_file_id).read_bytes()
+        path(batch.input_file_id).write_bytes(content[:20] if cut else content.replace(b'"b"', b'"x"') + b"\n")
+    batch = finished(client, batch)
+    assert (batch.status, batch.output_file_id is None) == ("failed", False)
+    assert batch.errors is not None
+    assert [each.code for each in batch.errors.data or ()] == ["file_damaged"]
+    with pytest.raises(openai.InternalServerError, match="are damaged"):
+        client.files.content(batch.input_file_id)
+    path(batch.input_file_id).unlink()
+    with pytest.raises(openai.NotFoundError, match="are gone"):
+        client.files.content(batch.input_file_id)
+
+
 def test_a_state_folder_that_is_removed_takes_its_batches_along_and_no_later_ones(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from dragoman.core.batches import (
@@ -58,17 +60,64 @@ def batch_of(file: StoredFile, id: str = "batch_1") -> StoredBatch:
     )
 
 
-async def test_a_damaged_database_is_set_aside_and_its_files_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", [b"no database" * 1000, b"", None], ids=["garbage", "empty", "gone"])
+async def test_the_files_of_a_database_that_is_lost_are_kept_apart(
+    tmp_path: Path, damage: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
     store = store_in(tmp_path)
-    file = await stored(store)
+    file = await stored(store, b"mine")
     await store.close()
-    (tmp_path / "batches.sqlite3").write_bytes(b"no database" * 1000)
+    database = tmp_path / "batches.sqlite3"
+    if damage is None:
+        database.unlink()
+    else:
+        database.write_bytes(damage)
+    for _ in range(2):
+        store = store_in(tmp_path)
+        await store.open()
+        with pytest.raises(UnknownFile):
+            await store.file("a", file.id)
+        await stored(store)
+        assert await store.own()
+        await store.close()
+    (apart,) = tmp_path.glob("files.*")
+    assert (apart / file.id).read_bytes() == b"mine", "the database may be found or mended"
+    assert str(apart) in caplog.text
+    assert len(os.listdir(tmp_path / "files")) == 2
+
+
+async def test_a_damaged_record_hides_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = store_in(tmp_path)
-    await store.open()
-    with pytest.raises(UnknownFile):
-        await store.file("a", file.id)
+    files = [await stored(store) for _ in range(3)]
+    for number, file in enumerate(files):
+        await store.create(batch_of(file, f"batch_{number}"))
+    await store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "batches.sqlite3")) as database, database:
+        database.execute("UPDATE files SET state = x'00' WHERE id = ?", (files[1].id,))
+        database.execute("UPDATE batches SET state = substr(state, 1, 40) WHERE id = 'batch_1'")
+    store = store_in(tmp_path)
+    for _ in range(2):
+        assert [batch.id for batch in await store.unfinished()] == ["batch_0", "batch_2"]
+        assert [batch.id for batch in await store.batches("a", after=None, limit=9)] == ["batch_2", "batch_0"]
+        listed = await store.files("a", purpose=None, after=None, descending=False, limit=9)
+        assert [file.id for file in listed] == [files[0].id, files[2].id]
+    assert caplog.text.count("has a damaged record") == 2
+    with pytest.raises(GenerationFailed):
+        await store.batch("a", "batch_1")
+    await store.close()
+
+
+async def test_everything_is_for_its_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir(mode=0o755)
+    store = store_in(tmp_path)
+    batch = await store.create(batch_of(await stored(store)))
     assert await store.own()
-    assert store.path(file.id).exists(), "the database that was set aside may be mended"
+    lines = [BatchLine(0, "a", 0, 2)]
+    batch = await store.begin(batch, lines, lambda batch: msgspec.structs.replace(batch, total=1))
+    await store.finish(batch, lambda line: LineResult(b"{}\n", True))
+    assert len(os.listdir(tmp_path / "files")) == 2
+    for path in (*tmp_path.glob("*.*"), *(tmp_path / "files").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0, path
     await store.close()
 
 

@@ -242,4 +242,4 @@ class BatchFormat(Protocol):
 
     def unanswered(self, batch: StoredBatch, line: BatchLine, code: str) -> LineResult:
         """Return the result of a line that was given up: ``batch_expired``, ``batch_cancelled``, ``storage_full``,
-        ``model_not_loaded``, ``file_not_found``."""
+        ``model_not_loaded``, ``file_not_found``, ``file_damaged``."""

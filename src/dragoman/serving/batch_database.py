@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -23,6 +25,8 @@ from dragoman.core.batches import (
 from dragoman.core.errors import BadRequest, Overloaded
 from dragoman.serving.settings import BatchSettings
 from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, table_version, transaction
+
+log = logging.getLogger("dragoman.server")
 
 VERSION = 1
 """The version of the tables, as SQLite's ``user_version``."""
@@ -71,6 +75,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode_file = msgspec.msgpack.Decoder(StoredFile).decode
 _decode_batch = msgspec.msgpack.Decoder(StoredBatch).decode
 
+Row = tuple[int, bytes]
+"""The number and the state of a file or a batch."""
+Record = TypeVar("Record")
+
 Change = Callable[[StoredBatch], StoredBatch | None]
 """Returns a batch as it becomes; None: it stays as it is."""
 
@@ -80,6 +88,7 @@ class BatchDatabase:
 
     def __init__(self, database: Database, settings: BatchSettings) -> None:
         self._database, self._settings = database, settings
+        self._unreadable: set[tuple[object, int]] = set()
 
     def close(self) -> None:
         close(self._database)
@@ -128,7 +137,7 @@ class BatchDatabase:
         ).fetchone()
         if row is None:
             raise UnknownFile(f"No such File object: {id[:128]}", param="id")
-        return msgspec.structs.replace(_decode_file(row[1]), number=row[0])
+        return _file_of(row)
 
     def files(
         self, tenant: str, purpose: str | None, after: str | None, descending: bool, limit: int, now: float
@@ -141,8 +150,8 @@ class BatchDatabase:
             where = f"{where} AND number {'<' if descending else '>'} ?"
             values.append(self.file(tenant, after, now).number)
         order = f"ORDER BY number {'DESC' if descending else 'ASC'} LIMIT ?"
-        rows = self._database.execute(f"SELECT state FROM files WHERE {where} {order}", [*values, limit])
-        return [_decode_file(state) for (state,) in rows]
+        rows = self._database.execute(f"SELECT number, state FROM files WHERE {where} {order}", [*values, limit])
+        return self._readable(rows, _file_of)
 
     def delete_file(self, tenant: str, id: str, now: float) -> None:
         """Delete a file. Raises UnknownFile, and BadRequest where an unfinished batch reads it."""
@@ -155,6 +164,10 @@ class BatchDatabase:
     def file_ids(self) -> frozenset[str]:
         """Return the ids of all files."""
         return frozenset(id for (id,) in self._database.execute("SELECT id FROM files"))
+
+    def has_had_files(self) -> bool:
+        """Return whether there are files in this database, or have been."""
+        return self._database.execute("SELECT 1 FROM sqlite_sequence WHERE name = 'files'").fetchone() is not None
 
     def expire(self, now: float) -> Sequence[str]:
         """Forget files and batches whose time is over, and return the ids of the files."""
@@ -213,7 +226,7 @@ class BatchDatabase:
             where = "tenant = ? AND number < ? ORDER BY number DESC LIMIT ?"
             values = (tenant, 2**62 if after is None else self.batch(tenant, after).number, limit)
         rows = self._database.execute(f"SELECT number, state FROM batches WHERE {where}", values)
-        return sorted(map(_batch_of, rows), key=lambda batch: -batch.number)
+        return sorted(self._readable(rows, _batch_of), key=lambda batch: -batch.number)
 
     def delete_batch(self, tenant: str, id: str) -> Sequence[str]:
         """Delete a batch, and return the ids of its files. Raises UnknownBatch, and BadRequest where it is not over."""
@@ -229,7 +242,7 @@ class BatchDatabase:
     def unfinished(self) -> Sequence[StoredBatch]:
         """Return the batches of all callers that are not over, the oldest first."""
         rows = self._database.execute("SELECT number, state FROM batches WHERE ended_s IS NULL ORDER BY number")
-        return [_batch_of(row) for row in rows]
+        return self._readable(rows, _batch_of)
 
     def change(self, number: int, change: Change) -> StoredBatch:
         """Change a batch, and return it."""
@@ -293,6 +306,18 @@ class BatchDatabase:
         self._database.executescript("PRAGMA incremental_vacuum")  # ``execute`` would free one page
         return batch
 
+    def _readable(self, rows: Iterable[Row], read: Callable[[Row], Record]) -> list[Record]:
+        """Return what is in rows: in all but those that are damaged, each of which is told once."""
+        found: list[Record] = []
+        for row in rows:
+            try:
+                found.append(read(row))
+            except msgspec.DecodeError as error:
+                if (read, row[0]) not in self._unreadable:
+                    log.error("%s has a damaged record, which is left out: %s", self._database.file, error)
+                self._unreadable.add((read, row[0]))
+        return found
+
     def _read(self, database: sqlite3.Connection, number: int) -> StoredBatch:
         row = database.execute("SELECT number, state FROM batches WHERE number = ?", (number,)).fetchone()
         if row is None:
@@ -339,5 +364,9 @@ def prepare(database: sqlite3.Connection) -> None:
         database.executescript(_SCHEMA)
 
 
-def _batch_of(row: tuple[int, bytes]) -> StoredBatch:
+def _file_of(row: Row) -> StoredFile:
+    return msgspec.structs.replace(_decode_file(row[1]), number=row[0])
+
+
+def _batch_of(row: Row) -> StoredBatch:
     return msgspec.structs.replace(_decode_batch(row[1]), number=row[0])

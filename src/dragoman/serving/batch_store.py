@@ -1,8 +1,8 @@
 """The store of files and batches: an SQLite database, and a folder with the files' contents, in the state folder.
 
 All of SQLite happens in one thread of the store, reading and writing of files in others. A file is written under a
-temporary name, synced and renamed before it is recorded; files without a record are removed at the start. One server
-at a time owns the batches of a folder (``own``) and runs them.
+temporary name, synced and renamed before it is recorded; files without a record are removed at the start, and those of
+a database that is lost are kept apart. One server at a time owns the batches of a folder (``own``) and runs them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import fcntl
 import hashlib
 import logging
 import os
-import shutil
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -29,7 +28,6 @@ from dragoman.core.batches import (
     BatchLine,
     BatchStatus,
     LineResult,
-    StorageFull,
     StoredBatch,
     StoredFile,
     UnknownBatch,
@@ -39,6 +37,15 @@ from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.entropy import token_hex
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, PayloadTooLarge
 from dragoman.core.user_folders import make_private_folder
+from dragoman.serving.batch_contents import (
+    TEMPORARY,
+    check_disk,
+    keep_apart,
+    open_new,
+    open_whole,
+    remove_unrecorded,
+    sync_folder,
+)
 from dragoman.serving.batch_database import LOCKED_S, BatchDatabase, Change, prepare, results
 from dragoman.serving.expiry_clock import ExpiryClock
 from dragoman.serving.settings import BatchSettings
@@ -52,10 +59,7 @@ DATABASE = "batches.sqlite3"
 CONTENTS = "files"
 LOCK = "batches.lock"
 
-FREE_DISK_BYTES = 1 << 30
-"""What files leave free on their disk."""
 PIECE_BYTES = 256 * 1024
-TEMPORARY = ".part"
 
 OFF = BatchSettings(files_store="off")
 
@@ -144,7 +148,7 @@ class SqliteBatchStore:
         return await self._in_database(BatchDatabase.files, tenant, purpose, after, descending, limit, self.now)
 
     async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
-        opened = await self._on_disk(lambda: self.path(file.id).open("rb"))
+        opened = await self._on_disk(partial(open_whole, self.path(file.id), file))
         try:
             while piece := await self._on_disk(partial(opened.read, PIECE_BYTES)):
                 yield piece
@@ -214,7 +218,7 @@ class SqliteBatchStore:
         """Save the result of a line, and return the batch with the line counted. Raises StorageFull."""
 
         def save(database: BatchDatabase) -> StoredBatch:
-            _check_disk(self.folder, len(result.text))
+            check_disk(self.folder, len(result.text))
             return database.save_result(batch.number, line.position, result)
 
         return await self._in_database(save)
@@ -318,6 +322,8 @@ class SqliteBatchStore:
         if self._database is None:
             opened = open_or_replace(self.folder / DATABASE, prepare, locked_s=LOCKED_S)
             self._database = BatchDatabase(opened, self.settings)
+            if opened.has_lost or not self._database.has_had_files():
+                keep_apart(self.folder / CONTENTS, self._database.file_ids())
         return self._database
 
     def _disconnect(self) -> None:
@@ -342,25 +348,15 @@ class SqliteBatchStore:
             return True
         if not os.path.exists(self.folder / DATABASE):
             return False
-        lock = (self.folder / LOCK).open("ab")
+        lock = os.fdopen(os.open(self.folder / LOCK, os.O_WRONLY | os.O_CREAT, 0o600), "ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
             return False
         self._lock = lock
-        self._remove_unrecorded()
+        remove_unrecorded(self.folder / CONTENTS, self._connected().file_ids())
         return True
-
-    def _remove_unrecorded(self) -> None:
-        contents = self.folder / CONTENTS
-        found = list(contents.iterdir()) if contents.is_dir() else []
-        recorded = self._connected().file_ids()
-        if not recorded and any(self.folder.glob(f"{DATABASE}.*T*")):
-            return  # a database was set aside, which may have the records
-        for path in found:
-            if path.name not in recorded:
-                _remove_unused(path)
 
     # Result files -----------------------------------------------------------------------------------------------------
 
@@ -374,7 +370,7 @@ class SqliteBatchStore:
         parts = [contents / f"{id}{TEMPORARY}" for id in ids]
         counts, sizes = [0, 0], [0, 0]
         with contextlib.ExitStack() as stack:
-            files = [stack.enter_context(part.open("wb")) for part in parts]
+            files = [stack.enter_context(open_new(part, replace=True)) for part in parts]
             for line, result in results(self.folder / DATABASE, batch.number):
                 result = result or give_up(line)
                 place = 0 if result.is_answer else 1
@@ -402,7 +398,7 @@ class SqliteBatchStore:
                     purpose="batch_output",
                 )
             )
-        _sync_folder(contents)
+        sync_folder(contents)
         return found[0], found[1]
 
 
@@ -452,9 +448,9 @@ class _Upload:
         await self._store._on_disk(lambda: self._append(pending))
 
     def _append(self, data: bytes) -> None:
-        _check_disk(self._part.parent, len(data))
+        check_disk(self._part.parent, len(data))
         if self._file is None:
-            self._file = os.fdopen(os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+            self._file = open_new(self._part)
             fcntl.flock(self._file, fcntl.LOCK_EX)  # until it is recorded: another server does not remove it
         self._file.write(data)
 
@@ -463,32 +459,10 @@ class _Upload:
         self._file.flush()
         os.fsync(self._file.fileno())
         self._part.rename(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def discard(self) -> None:
         """Remove what is written, unless it was kept."""
         if self._file is not None:
             self._file.close()
         self._part.unlink(missing_ok=True)
-
-
-def _check_disk(folder: Path, more: int) -> None:
-    """Raise StorageFull where so many more bytes would leave too little free."""
-    if shutil.disk_usage(folder).free < FREE_DISK_BYTES + more:
-        raise StorageFull("The server's disk has no room for more files.")
-
-
-def _remove_unused(path: Path) -> None:
-    """Remove a file without a record, unless a server is writing it."""
-    with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have renamed files of a folder survive a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

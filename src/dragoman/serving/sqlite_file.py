@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dragoman.core.errors import DragomanError
 from dragoman.core.user_folders import make_private_folder
+from dragoman.serving.sqlite_journal import note_lost_commits
 
 log = logging.getLogger("dragoman.server")
 
@@ -31,6 +32,8 @@ class Database(sqlite3.Connection):
     locked_s = 0.0
     """How long another process may lock the file."""
     is_impatient = False
+    has_lost = False
+    """Whether commits were lost with its journal, or with all of the file, as it was opened."""
     file: Path | None = None
     """Where it was opened; None in memory."""
     _identity: tuple[int, int] = 0, 0
@@ -147,13 +150,16 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
     """Return the database in that file, which is made with its folder where it is missing, for its owner alone.
 
     One that is damaged, and one for which ``prepare`` raises sqlite3.DatabaseError, is set aside with a warning, and an
-    empty one replaces it. Raises sqlite3.OperationalError for what is locked or cannot be written, OSError, and
-    DragomanError for one of a newer release, which stays as it is.
+    empty one replaces it; where its journal is damaged, that is told. Raises sqlite3.OperationalError for what is locked
+    or cannot be written, OSError, and DragomanError for one of a newer release, which stays as it is.
     """
     make_private_folder(file.parent)
     file.touch(mode=0o600)
+    has_lost = note_lost_commits(file)
     try:
-        return open_prepared(file, prepare, locked_s=locked_s)
+        opened = open_prepared(file, prepare, locked_s=locked_s)
+        opened.has_lost = has_lost
+        return opened
     except sqlite3.OperationalError:
         raise
     except NewerVersion as error:
@@ -165,7 +171,9 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
         aside = _set_aside(file)
         log.warning("%s cannot be used (%s): it is now %s, and an empty one takes its place", file, error, aside)
         file.touch(mode=0o600)
-        return open_prepared(file, prepare, locked_s=locked_s)
+        opened = open_prepared(file, prepare, locked_s=locked_s)
+        opened.has_lost = True
+        return opened
 
 
 def open_own(file: Path | None, prepare: Callable[[Database], None], *, locked_s: float, hint: str) -> Database:
@@ -196,6 +204,7 @@ def transaction(database: Database) -> Iterator[Database]:
 def _set_aside(file: Path) -> Path:
     aside = file.with_name(f"{file.name}.{time.strftime('%Y%m%dT%H%M%S')}")
     file.rename(aside)
-    for suffix in ("-wal", "-shm"):
-        file.with_name(file.name + suffix).unlink(missing_ok=True)
+    with contextlib.suppress(FileNotFoundError):  # it may have what mends the file
+        file.with_name(f"{file.name}-wal").rename(f"{aside}-wal")
+    file.with_name(f"{file.name}-shm").unlink(missing_ok=True)
     return aside

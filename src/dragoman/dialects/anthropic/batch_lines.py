@@ -89,6 +89,7 @@ _NOT_RUN = {
     "storage_full": GenerationFailed("This request was not executed because there is no room for more results."),
     "model_not_loaded": GenerationFailed("This request was not executed because its model cannot be loaded."),
     "file_not_found": GenerationFailed("This request was not executed because its file is gone."),
+    "file_damaged": GenerationFailed("This request was not executed because its file has changed."),
 }
 
 

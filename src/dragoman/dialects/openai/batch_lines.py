@@ -20,6 +20,7 @@ WORDS = {
     "storage_full": "This request was not executed because there is no room for more results.",
     "model_not_loaded": "This request was not executed because its model cannot be loaded.",
     "file_not_found": "This request was not executed because its file is gone.",
+    "file_damaged": "This request was not executed because its file has changed.",
 }
 
 
