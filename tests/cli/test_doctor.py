@@ -43,6 +43,7 @@ def test_a_good_model_has_nothing_wrong() -> None:
     assert found.can_be_served
     assert not found.problems
     assert found.chapters["model"]["architecture"] == "LlamaForCausalLM"
+    assert found.chapters["files"]["weights"].startswith("1 file, ")
     assert "<|im_end|>" in found.chapters["tokens"]["ends a text"]
     assert "hermes" in found.chapters["chats"]["tool calls"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -40,6 +41,23 @@ def test_run_answers_a_prompt_a_pipe_and_both() -> None:
         nothing = engine.run("run")
     assert nothing.exit_code == 1
     assert "there is nothing to answer" in nothing.stderr
+
+
+@pytest.mark.parametrize("arguments", [["run"], ["generate", "-"], ["explain", "-"]])
+@pytest.mark.parametrize("strict", [True, False])
+def test_standard_input_that_is_no_text_is_named(arguments: list[str], strict: bool) -> None:
+    variables = {"PYTHONIOENCODING": "utf-8:strict"} if strict else {"LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dragoman", *arguments],
+        input=b"caf\xe9",
+        capture_output=True,
+        env=os.environ | variables,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert done.stderr.decode() == (
+        "error: standard input is not text in UTF-8: it has the byte 0xe9; convert it first (iconv)\n"
+    )
 
 
 @pytest.mark.parametrize(

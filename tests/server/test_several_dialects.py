@@ -292,3 +292,15 @@ async def test_a_prefix_has_figures_and_documents(runtime: LocalServer, dialect:
         page = await client.get(f"/{dialect.name}/docs", follow_redirects=True)
         assert page.headers["content-type"] == "text/html; charset=utf-8"
         assert "openapi.json" in page.text
+
+
+async def test_the_document_has_the_status_of_who_answers(runtime: LocalServer) -> None:
+    async with asked(runtime, *made_dialects()) as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+        for path in ("/", "/docs", "/docs/", "/openapi.json", "/tgi/docs"):
+            if path.startswith("/tgi"):
+                documented = (await client.get("/tgi/openapi.json")).json()["paths"][path]
+            else:
+                documented = paths[path]
+            status = str((await client.get(path)).status_code)
+            assert [each for each in documented["get"]["responses"] if each < "4"] == [status], path

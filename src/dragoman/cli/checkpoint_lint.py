@@ -78,11 +78,12 @@ def examine(model: str | None, settings: ModelSettings) -> Examination:
 def _look_at_model(described: ModelDescription, settings: ModelSettings, found: Examination) -> None:
     source = find_weights(described.source, token=settings.token)
     weights = source.gguf or [source.folder / name for name in source.weight_files]
+    stored = sum(path.stat().st_size for path in weights)
     found.chapters["files"] = {
         "model": source.name,
         "folder": str(source.gguf[0].parent if source.gguf else source.folder),
         **({"revision": source.revision} if source.revision else {}),
-        "weights": f"{len(weights)} files, {console.size(sum(path.stat().st_size for path in weights))}",
+        "weights": f"{len(weights)} file{'s' * (len(weights) != 1)}, {console.size(stored)}",
     }
     spec, left_out = described.spec, described.quantization.notes if described.quantization else ()
     found.chapters["model"] = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -16,6 +15,7 @@ import msgspec
 from dragoman.cli.remote import fetch_json
 from dragoman.cli.session import LocalSession, RemoteSession
 from dragoman.cli.settings import ExplainOptions
+from dragoman.cli.standard_input import read_standard_input
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.regular_file import require_regular
 from dragoman.dialects import made_dialects
@@ -37,7 +37,7 @@ _REQUEST_LINE = re.compile(r"POST +(\S+)(?: +HTTP/[\d.]+)?$")
 def parsed_file(options: ExplainOptions) -> dict[str, Any]:
     """Return the body of ``POST /explain`` for the file. Raises DragomanError for a file that cannot be read."""
     if options.file == "-":
-        text = sys.stdin.read(MOST_BYTES)
+        text = read_standard_input(MOST_BYTES)
     else:
         require_regular(options.file)
         try:

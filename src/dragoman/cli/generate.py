@@ -10,13 +10,14 @@ from collections.abc import AsyncGenerator
 from dragoman.cli.plain_text import show, write
 from dragoman.cli.session import Delta, Session
 from dragoman.cli.settings import SamplingSettings
+from dragoman.cli.standard_input import read_standard_input
 from dragoman.core.constraint import Constraint
 from dragoman.llm.loop_thread import LoopThread
 
 
 def read_prompt(argument: str) -> str:
     """Return the argument itself, or standard input for ``-``."""
-    return sys.stdin.read() if argument == "-" else argument
+    return read_standard_input() if argument == "-" else argument
 
 
 def continue_text(

@@ -11,6 +11,7 @@ from dragoman.cli.attached_images import read_image, with_images
 from dragoman.cli.generate import write_answer
 from dragoman.cli.session import Message, Session
 from dragoman.cli.settings import SamplingSettings
+from dragoman.cli.standard_input import read_standard_input
 from dragoman.core.errors import BadRequest
 from dragoman.core.serving import Serving
 from dragoman.llm.loop_thread import LoopThread
@@ -35,7 +36,7 @@ def _piped() -> str:
     told.daemon = True
     told.start()
     try:
-        return sys.stdin.read().strip()
+        return read_standard_input().strip()
     finally:
         told.cancel()
 

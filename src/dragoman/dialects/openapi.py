@@ -82,8 +82,12 @@ def openapi_document(
     ``secured``: the server requires API keys.
     """
     operations: dict[tuple[str, str], list[DialectOperation]] = {}
+    routed = set()
     for dialect in dialects:
         for operation in dialect.operations:
+            if (operation.path, operation.method) in routed and operation.claims is None:
+                continue  # an earlier one answers every call
+            routed.add((operation.path, operation.method))
             key = (_path(prefix + operation.path), operation.method.lower())
             operations.setdefault(key, []).append(DialectOperation(dialect, operation))
     paths: dict[str, dict[str, Any]] = {}

@@ -25,8 +25,9 @@ def with_documents(
     ``own`` is the bare dialect with the server's own operations: it gets the document of all. ``secured``: the server
     asks for API keys.
     """
-    whole = (document_of(bare, "/openapi.json", secured=secured), *_pages("/openapi.json", "/docs"))
-    for_bare = []
+    for_bare: list[Dialect] = []
+    # The document is made when it is asked for, and then has these documents too.
+    whole = (document_of(for_bare, "/openapi.json", secured=secured), *_pages("/openapi.json", "/docs"))
     for dialect in bare:
         paths = dialect.document_paths
         documents = tuple(document_of([dialect], path, secured=secured) for path in paths)
