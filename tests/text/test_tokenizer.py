@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -271,6 +272,46 @@ def test_tokens_only_the_config_declares_are_added_under_their_ids(folder_of: Fo
     assert tokenizer.eos_id == 2
     write(folder, "tokenizer_config.json", {"added_tokens_decoder": {str(size + 7): {"content": "<|new|>"}}})
     with pytest.raises(ModelError, match="new"):
+        Tokenizer.load(folder)
+
+
+def declared(text: str, **flags: bool) -> dict[str, Any]:
+    return {"content": text, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False} | flags
+
+
+OF_SETTINGS: dict[str, dict[str, Any]] = {
+    "a name of the model's own": {"extra_special_tokens": {"image_token": "<image>"}},
+    "such a name beside the others": {"image_token": "<image>"},
+    "a list": {"extra_special_tokens": ["<image>", "<x>"]},
+    "spaces before a token": {"added_tokens_decoder": {"3": declared("<|im_start|>", lstrip=True, special=True)}},
+    "spaces around a named one": {"added_tokens_decoder": {"2": declared("</s>", lstrip=True, rstrip=True)}},
+    "spaces beside a name": {"eos_token": {"__type": "AddedToken", **declared("</s>", lstrip=True)}},
+}
+
+
+@pytest.mark.parametrize("kind", ["byte_level_bpe", "gemma_bpe"])
+@pytest.mark.parametrize("given", OF_SETTINGS.values(), ids=OF_SETTINGS)
+def test_special_tokens_of_the_settings_are_those_of_transformers(
+    folder_of: FolderOf, given: dict[str, Any], kind: str, tmp_path: Path
+) -> None:
+    folder = copy(folder_of(kind), tmp_path)
+    write(folder, "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>"} | given)
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), Tokenizer.load(folder)
+    for text in ("a <image> b <x>", "hello <|im_start|> you", "a </s> b </s>c"):
+        ids = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, add_special_tokens=False) == tuple(ids)
+        assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+    names = {name: token for name, token in theirs.special_tokens_map.items() if isinstance(token, str)}
+    assert names.items() <= ours.special_tokens.items()
+
+
+def test_tokens_of_older_folders_have_a_file_of_their_own(folder_of: FolderOf, tmp_path: Path) -> None:
+    folder = copy(folder_of("byte_level_bpe"), tmp_path)
+    size = Tokenizer.load(folder).vocab_size
+    write(folder, "added_tokens.json", {"<new>": size, "<s>": Tokenizer.load(folder).token_id("<s>")})
+    assert Tokenizer.load(folder).encode("<new>", add_special_tokens=False) == (size,)
+    write(folder, "added_tokens.json", {"<new>": size + 7})
+    with pytest.raises(ModelError, match="<new>"):
         Tokenizer.load(folder)
 
 

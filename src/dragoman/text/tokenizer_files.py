@@ -97,12 +97,15 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     pipeline.no_padding()
     legacy = {} if "added_tokens_decoder" in settings else _read_object(folder / "special_tokens_map.json")
     named = {**_GPT2_NAMES, **settings, **legacy} if _is_gpt2(folder) else {**settings, **legacy}
-    special_tokens = {name: text for name in SPECIAL_TOKEN_NAMES if (text := _content(named.get(name)))}
+    tokens = _named_tokens(named)
+    special_tokens = {name: text for name, token in tokens.items() if (text := _content(token))}
     try:
-        _add_declared_tokens(pipeline, settings.get("added_tokens_decoder") or {})
+        declared = settings.get("added_tokens_decoder") or _older_added_tokens(folder, settings)
+        _add_declared_tokens(pipeline, declared)
         others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or ()
-        extra = map(_content, others if isinstance(others, list) else ())
-        pipeline.add_special_tokens([_added(text) for text in (*special_tokens.values(), *filter(None, extra))])
+        extra = others if isinstance(others, list) else ()
+        of_text = {token["content"]: token for token in declared.values()}
+        pipeline.add_special_tokens([_added(each, of_text) for each in (*tokens.values(), *extra) if _content(each)])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / 'tokenizer_config.json'}: {error}") from error
     decoder = None if pipeline.decoder is None else json.loads(pipeline.decoder.__getstate__())
@@ -177,19 +180,42 @@ def _read_gpt2_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
     return pipeline
 
 
+def _named_tokens(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the special tokens by the names that chat templates use: the usual ones, and those of the model alone,
+    such as ``image_token``."""
+    own = named.get("extra_special_tokens")
+    found = {**named, **own} if isinstance(own, Mapping) else named
+    others = sorted(name for name in found if str(name).endswith("_token") and name not in SPECIAL_TOKEN_NAMES)
+    return {name: found[name] for name in (*SPECIAL_TOKEN_NAMES, *others) if _content(found.get(name))}
+
+
+def _older_added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what older folders have in place of ``added_tokens_decoder``."""
+    if "added_tokens_decoder" in settings:
+        return {}
+    ids = _read_object(folder / "added_tokens.json")
+    return {str(token_id): {"content": text} for text, token_id in ids.items()}
+
+
 def _add_declared_tokens(pipeline: Tokenizer, declared: Mapping[str, Mapping[str, Any]]) -> None:
-    """Add tokens that only ``tokenizer_config.json`` has, which must get the ids it states."""
+    """Add tokens that only ``tokenizer_config.json`` has, which must get the ids it states. It also says of those that
+    the pipeline has which spaces around them they take."""
     known = pipeline.get_added_tokens_decoder()
     for token_id, token in sorted((int(token_id), token) for token_id, token in declared.items()):
-        if token_id in known:
+        if token_id in known and (known[token_id].content != token["content"] or "lstrip" not in token):
             continue
         pipeline.add_tokens([AddedToken(**token)])
         if pipeline.token_to_id(token["content"]) != token_id:
             raise ValueError(f"the added token {token['content']!r} cannot have the id {token_id}")
 
 
-def _added(text: str) -> AddedToken:
-    return AddedToken(text, special=True, normalized=False)
+def _added(token: object, declared: Mapping[str, Mapping[str, Any]]) -> AddedToken:
+    """Return a special token. Which spaces around it it takes is what is ``declared`` of its text; what stands beside
+    its name has no effect, as in transformers."""
+    text = str(_content(token))
+    options = declared.get(text, {})
+    spaces = {name: bool(options.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    return AddedToken(text, special=True, **spaces)
 
 
 def _content(token: object) -> str | None:
