@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -186,6 +187,15 @@ def test_every_line_is_answered_as_the_request_alone(client: openai.OpenAI) -> N
     assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
     with pytest.raises(openai.BadRequestError):
         client.batches.cancel(batch.id)
+
+
+def test_result_lines_end_where_every_client_sees_their_end(client: openai.OpenAI) -> None:
+    ids = ["a\u2028b", "a\x85b", "a\u2029b"]
+    batch = finished(client, begin(client, [line(id, {"echo": True, "prompt": id}) for id in ids]))
+    assert batch.output_file_id is not None
+    lines = [json.loads(each) for each in client.files.content(batch.output_file_id).text.splitlines()]
+    assert [each["custom_id"] for each in lines] == ids
+    assert all(each["custom_id"] in each["response"]["body"]["choices"][0]["text"] for each in lines)
 
 
 def test_responses_are_kept_in_the_file_alone_unless_a_line_asks_for_more(client: openai.OpenAI) -> None:

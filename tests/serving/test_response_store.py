@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import stat
 from pathlib import Path
 from typing import Any
@@ -194,6 +196,19 @@ async def test_a_response_expires_for_others_but_not_for_what_continues_it() -> 
         assert await store.keep(response("2", "1", created_s=now))
         assert [each.id for each in await store.chain("a", "2")] == ["1", "2"]
         assert await store.find("a", "1") is None
+
+
+async def test_a_damaged_response_keeps_no_other_from_being_stored(tmp_path: Path) -> None:
+    now, file = NOW, tmp_path / "responses.sqlite3"
+    async with opened(file, clock=lambda: now, responses_ttl_s=10) as store:
+        await store.keep(response("1"))
+        await store.keep(response("2", "1"))
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE responses SET state = x'00' WHERE id = '1'")
+    async with opened(file, clock=lambda: now, responses_ttl_s=10) as store:
+        now = NOW + 10  # they expire, and the first one is continued
+        assert await store.keep(response("3", created_s=now))
+        assert await store.find("a", "3") is not None
 
 
 async def test_a_chain_has_no_events_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,8 +137,10 @@ def hide(database: sqlite3.Connection, tenant: str, id: str) -> None:
         remove(database, tenant, id)
         return
     (state,) = database.execute("SELECT state FROM responses WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
-    kept = without_events(msgspec.structs.replace(unpacked(state), is_running=False))
-    data = packed(kept)
+    try:
+        data = packed(without_events(msgspec.structs.replace(unpacked(state), is_running=False)))
+    except (zlib.error, msgspec.DecodeError):  # it must not keep all that comes later from being stored
+        data = state
     database.execute(
         "UPDATE responses SET hidden = 1, running = 0, state = ?, bytes = ? WHERE tenant = ? AND id = ?",
         (data, len(data), tenant, id),

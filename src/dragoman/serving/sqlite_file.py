@@ -150,8 +150,8 @@ def open_or_replace(file: Path, prepare: Callable[[Database], None], *, locked_s
     """Return the database in that file, which is made with its folder where it is missing, for its owner alone.
 
     One that is damaged, and one for which ``prepare`` raises sqlite3.DatabaseError, is set aside with a warning, and an
-    empty one replaces it; where its journal is damaged, that is told. Raises sqlite3.OperationalError for what is locked
-    or cannot be written, OSError, and DragomanError for one of a newer release, which stays as it is.
+    empty one replaces it; where its journal is damaged, that is told. Raises sqlite3.OperationalError for what is
+    locked or cannot be written, OSError, and DragomanError for one of a newer release, which stays as it is.
     """
     make_private_folder(file.parent)
     file.touch(mode=0o600)

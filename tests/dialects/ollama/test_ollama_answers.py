@@ -224,6 +224,14 @@ def test_a_body_of_any_content_type_is_json(calling: ScriptedServer) -> None:
     assert (empty.status_code, empty.json()) == (400, {"error": "missing request body"})
 
 
+def test_lines_end_where_every_client_sees_their_end(calling: ScriptedServer) -> None:
+    text = "one\u2028two\u2029three\x85four"
+    calling.engine.texts = [text]
+    with httpx.stream("POST", f"{calling.url}/api/chat", json=ASK, timeout=20) as answer:
+        lines = [json.loads(line) for line in answer.iter_lines()]
+    assert "".join(line["message"]["content"] for line in lines) == text
+
+
 def test_a_chat_that_is_too_long_is_refused_or_told(calling: ScriptedServer) -> None:
     system = {"role": "system", "content": "Calm."}
     old = [{"role": role, "content": "a b c d " * 400} for role in ("user", "assistant") * 3]

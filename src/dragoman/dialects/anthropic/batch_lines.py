@@ -9,6 +9,7 @@ import msgspec
 from dragoman.core.batches import BatchLine, BatchUsage, LineRequest, LineResult, ReadLine, StoredBatch
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, UnsupportedFeature
 from dragoman.dialects.anthropic.errors import render_error
+from dragoman.dialects.json_lines import json_line
 
 MAX_REQUESTS = 100_000
 MESSAGES = "/v1/messages"
@@ -103,5 +104,5 @@ def _refusal(params: _Params) -> DragomanError | None:
 
 
 def _result(line: BatchLine, kind: str, usage: BatchUsage = BatchUsage(), **members: Any) -> LineResult:  # noqa: B008
-    text = _encode({"custom_id": line.custom_id, "result": {"type": kind, **members}}) + b"\n"
+    text = json_line({"custom_id": line.custom_id, "result": {"type": kind, **members}})
     return LineResult(text, kind == "succeeded", usage)

@@ -16,6 +16,7 @@ from dragoman.core.errors import BadRequest, DragomanError, Forbidden, LoadFaile
 from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Reading
+from dragoman.dialects.json_lines import json_line
 from dragoman.dialects.ollama import residence
 from dragoman.dialects.ollama.body import read_checked
 from dragoman.dialects.ollama.derived import DerivedModel, DerivedModels
@@ -189,7 +190,7 @@ def _pulling(file: FileProgress) -> bytes:
 
 def line(value: dict[str, Any]) -> bytes:
     """Return a line of a stream of statuses."""
-    return encode(value) + b"\n"
+    return json_line(value)
 
 
 def named(reading: Reading) -> str:

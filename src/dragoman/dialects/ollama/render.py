@@ -14,6 +14,7 @@ from dragoman.core.errors import DragomanError
 from dragoman.core.events import PromptReady, TextDelta, Token, Usage
 from dragoman.core.journal import current_journal
 from dragoman.dialects.chat_stream import ChatChunk, ChatShaper
+from dragoman.dialects.json_lines import json_line
 from dragoman.dialects.logprobs import FLOOR, shown_tokens
 from dragoman.dialects.ollama.calls import wire_call
 from dragoman.dialects.ollama.errors import message_of
@@ -189,7 +190,7 @@ class Lines(ChatShaper):
             self._logprobs += logprobs
             return ()
         logprobs, self._logprobs = [*self._logprobs, *logprobs], []
-        return (encode(self._head.line(text, thinking=thinking, calls=calls, logprobs=logprobs)) + b"\n",)
+        return (json_line(self._head.line(text, thinking=thinking, calls=calls, logprobs=logprobs)),)
 
     def end(self, usages: Sequence[Usage]) -> Iterable[bytes]:
         """Yield the last line, or the whole answer."""
@@ -203,7 +204,7 @@ class Lines(ChatShaper):
             numbers=self._head.clock.numbers(usage),
             logprobs=self._logprobs,
         )
-        yield encode(last) + (b"" if self._whole else b"\n")
+        yield encode(last) if self._whole else json_line(last)
 
 
 def _logprob(token: Token) -> dict[str, Any]:
@@ -220,4 +221,4 @@ def _entry(token: Token) -> dict[str, Any]:
 
 def fault(error: DragomanError) -> tuple[bytes, ...]:
     """Return the line that ends a stream that cannot be finished."""
-    return (encode({"error": message_of(error)}) + b"\n",)
+    return (json_line({"error": message_of(error)}),)

@@ -8,6 +8,7 @@ import msgspec
 
 from dragoman.core.batches import BatchFault, BatchLine, BatchUsage, LineRequest, LineResult, ReadLine, StoredBatch
 from dragoman.core.errors import UnsupportedFeature
+from dragoman.dialects.json_lines import json_line
 from dragoman.dialects.openai.errors import render_error
 
 MAX_CUSTOM_ID = 512
@@ -127,7 +128,7 @@ def _kept_in_the_file_alone(body: bytes) -> bytes:
 
 def _text(batch: StoredBatch, line: BatchLine, *, response: Any = None, error: Any = None) -> bytes:
     id = f"batch_req_{batch.id.removeprefix('batch_')}_{line.position}"
-    return _encode({"id": id, "custom_id": line.custom_id, "response": response, "error": error}) + b"\n"
+    return json_line({"id": id, "custom_id": line.custom_id, "response": response, "error": error})
 
 
 def _faulty(custom_id: str, code: str, message: str, param: str | None = None) -> ReadLine:
