@@ -109,6 +109,51 @@ def test_modules_that_are_not_converted(tmp_path: Path) -> None:
     assert models.describe(model.folder).formats == checkpoint_of(model.folder).formats
 
 
+MODELOPT: dict[str, Any] = {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+OF_MODELOPT: dict[str, Any] = {
+    "quant_method": "modelopt",
+    "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN",
+    "ignore": ["lm_head", "model.layers.0.*"],
+    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "targets": ["Linear"]}},
+    "kv_cache_scheme": {"num_bits": 8, "type": "float"},
+    "producer": {"name": "modelopt", "version": "0.33.0"},
+}
+
+
+def test_files_of_model_optimizer(tmp_path: Path) -> None:
+    by_tensor, by_output = packer(None, None, "weight_scale"), packer(1, None, "weight_scale")
+
+    def pack(module: str, weight: Array) -> tuple[Pieces, Array]:
+        if "layers.0." not in module:
+            return by_output(module, weight)
+        half = torch.from_numpy(weight).half()
+        return {"weight": half}, half.float().numpy()
+
+    for name in ("older", "newer"):
+        (tmp_path / name).mkdir()
+    older = write_model(
+        tmp_path / "older",
+        by_tensor,
+        {"producer": {"name": "modelopt"}, "quantization": MODELOPT | {"exclude_modules": ["lm_head"]}},
+        hf_quant_config=True,
+    )
+    unused = {f"{MODULE}.input_scale": torch.tensor(0.5), f"{MODULE}.k_scale": torch.tensor(0.5)}
+    change_tensors(older.folder, lambda t: t.update(unused))
+    for model in (older, write_model(tmp_path / "newer", pack, OF_MODELOPT)):
+        model.assert_float32_logits_equal_transformers()
+        described = models.describe(model.folder)
+        assert described.formats == checkpoint_of(model.folder).formats
+        assert described.quantization is not None
+        assert len(described.quantization.notes) == 2
+
+
+@pytest.mark.parametrize("quantization", [{"quant_algo": "NVFP4", "group_size": 16}, {"quant_algo": "NVFP4"}, {}])
+def test_other_formats_of_model_optimizer_are_named(quantization: dict[str, Any], tmp_path: Path) -> None:
+    model = write_model(tmp_path, packer(None, None, "weight_scale"), {"quantization": quantization}, hf_quant_config=1)
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json.*(quant_algo (None|'NVFP4')|group_size)"):
+        models.load(model.folder)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> QuantizedModel:
     return write_model(tmp_path_factory.mktemp("fp8"), packer(32, 64), options(weight_block_size=[32, 64]))

@@ -31,10 +31,11 @@ SCHEMES = {
     "mxfp4": "mxfp4",
     "fp8": "float8",
     "fbgemm_fp8": "float8",
+    "modelopt": "modelopt",
 }
 """By ``quant_method``: the module, imported for a model that needs it, whose ``read_`` with its name reads options."""
 
-CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+CONFIG_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 """Files that older repositories have in place of an entry in ``config.json``, and the method that each means."""
 
 _CONFIG_KEYS = {"quantization_config": None, "compression_config": "compressed-tensors"}

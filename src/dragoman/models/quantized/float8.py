@@ -7,6 +7,7 @@ name says. Activations have specific formats there; here they have that of the s
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 
 import msgspec
@@ -54,7 +55,10 @@ _NUMBERS = {
 
 
 class Float8(msgspec.Struct, frozen=True):
-    """``block``: outputs and inputs that share a scale; None: as in the scales' shapes. ``kept``: not quantized."""
+    """``block``: outputs and inputs that share a scale; None: as in the scales' shapes. ``kept``: not quantized.
+
+    A name with ``*`` in it also stands for others than are meant (``layers.1*`` for layer 10): tensors decide.
+    """
 
     method: str
     block: tuple[int, int] | None
@@ -68,7 +72,8 @@ class Float8(msgspec.Struct, frozen=True):
 
     def form(self, module: str) -> Format | None:
         """Return the format of a module's matrix by the config."""
-        return FLOAT8_FORM if in_layers(module) and not is_kept(module, self.kept) else None
+        is_quantized = in_layers(module) and not is_kept(module, self.kept)
+        return FLOAT8_FORM if is_quantized and not any(fnmatch.fnmatchcase(module, name) for name in self.kept) else None
 
     def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
         """Return the tensors with each float8 ``weight`` and its scales as one matrix; scales of activations are left
