@@ -1,4 +1,5 @@
-// AVX2 with FMA and F16C. The contract of each name is in portable.h.
+// AVX2 with FMA and F16C, and with AVX-VNNI's products of bytes where the compiler may use them. The contract of each
+// name is in portable.h.
 #pragma once
 
 #include <immintrin.h>
@@ -8,9 +9,16 @@
 
 namespace dragoman::DRAGOMAN_ISA {
 
+// AVX-VNNI needs no registers for what is between a product and its sum, so there is room for more chains.
+#if defined(__AVXVNNI__)
+constexpr int kWideRows = 6;
+#else
+constexpr int kWideRows = 4;
+#endif
+
 constexpr Tuning kTuning{
     .quantized_rows = 4,
-    .wide_rows = 4,
+    .wide_rows = kWideRows,
     .float_rows = 4,
     .together_rows = 1,
     .assembly_rows = kNever,
@@ -233,8 +241,6 @@ DRAGOMAN_INLINE Vec add_where_at_most(Vec a, const std::uint32_t* words, std::ui
   return {add_where_at_most_half(a.lo, words, all, b.lo), add_where_at_most_half(a.hi, words + 8, all, b.hi)};
 }
 
-constexpr bool kBytesAreSigned = true;
-
 DRAGOMAN_INLINE long rows_to_fetch_from(long tuned) { return tuned; }
 DRAGOMAN_INLINE void prefetch_here(const std::uint8_t* line) { __builtin_prefetch(line, 0, 2); }
 template <class Sum>
@@ -260,6 +266,20 @@ DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(_mm256_srli_epi16(a.lo, 4), mask), _mm256_and_si256(_mm256_srli_epi16(a.hi, 4), mask)};
 }
+#if defined(__AVXVNNI__)
+constexpr bool kBytesAreSigned = false;
+
+DRAGOMAN_INLINE Ints dot_bytes(Ints acc, Bytes w, std::uint32_t x) {
+  const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
+  return {_mm256_dpbusd_avx_epi32(acc.lo, w.lo, quad), _mm256_dpbusd_avx_epi32(acc.hi, w.hi, quad)};
+}
+DRAGOMAN_INLINE Ints begin_nibbles(std::int32_t start) { return broadcast_int(start); }
+DRAGOMAN_INLINE Ints dot_nibbles(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
+DRAGOMAN_INLINE Ints end_nibbles(Ints acc, std::int32_t) { return acc; }
+DRAGOMAN_INLINE Ints dot_codes(Ints acc, Bytes w, std::uint32_t x) { return dot_bytes(acc, w, x); }
+#else
+constexpr bool kBytesAreSigned = true;
+
 // Keeps the compiler from summing products separately from their accumulator: it then runs out of registers, and a tile
 // took twice as long.
 DRAGOMAN_INLINE __m256i add_in_order(__m256i acc, __m256i products) {
@@ -303,6 +323,7 @@ DRAGOMAN_INLINE Ints dot_codes(Ints acc, Bytes w, std::uint32_t x) {
   const __m256i quad = _mm256_set1_epi32(static_cast<int>(x));
   return {dot_codes_half(acc.lo, w.lo, quad), dot_codes_half(acc.hi, w.hi, quad)};
 }
+#endif
 DRAGOMAN_INLINE Bytes no_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 DRAGOMAN_INLINE __m256i join_half(__m256i base, __m256i plane, int from, int count, int to) {
   const __m256i moved = from > to ? _mm256_srli_epi16(plane, from - to) : _mm256_slli_epi16(plane, to - from);
@@ -377,7 +398,11 @@ DRAGOMAN_INLINE I16Pairs level_pairs(LevelCodes a) {
 }
 DRAGOMAN_INLINE Sums add_pair_products(Sums sums, I16Pairs a, std::int32_t pair) {
   const __m256i b = _mm256_set1_epi32(pair);
+#if defined(__AVXVNNI__)
+  return {_mm256_dpwssd_avx_epi32(sums.lo, a.lo, b), _mm256_dpwssd_avx_epi32(sums.hi, a.hi, b)};
+#else
   return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(a.lo, b)), _mm256_add_epi32(sums.hi, _mm256_madd_epi16(a.hi, b))};
+#endif
 }
 DRAGOMAN_INLINE Vec to_floats(Sums sums) { return {_mm256_cvtepi32_ps(sums.lo), _mm256_cvtepi32_ps(sums.hi)}; }
 DRAGOMAN_INLINE void store_int16(std::int16_t* p, Vec a) {

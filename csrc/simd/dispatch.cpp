@@ -27,6 +27,9 @@ const Kernels& table();
 namespace avx2 {
 const Kernels& table();
 }
+namespace avx_vnni {
+const Kernels& table();
+}
 namespace avx512 {
 const Kernels& table();
 }
@@ -67,6 +70,14 @@ bool has_avx2() {
   unsigned a, b, c, d;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) != 0 &&
          (c & kHalfFloats) != 0;
+}
+
+// AVX2 with products of bytes in its own encoding (CPUID leaf 7, subleaf 1), as Intel's Core has without AVX-512.
+bool has_avx_vnni() {
+  constexpr unsigned kAvxVnni = 1u << 4;
+  unsigned a, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && a >= 1 &&
+         __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
 }
 
 // AVX-512 with VNNI, BF16 and VBMI.
@@ -147,6 +158,7 @@ const Candidate kCandidates[] = {
      .request = request_tiles},
     {.name = "avx512", .table = avx512::table, .is_supported = has_avx512},
     {.name = "amx_plain", .table = amx_plain::table, .is_supported = has_avx512, .for_tests = true},
+    {.name = "avx_vnni", .table = avx_vnni::table, .is_supported = has_avx_vnni},
     {.name = "avx2", .table = avx2::table, .is_supported = has_avx2},
 #elif defined(__aarch64__)
     {.name = "neon_i8mm",
