@@ -295,6 +295,7 @@ UNMADE: dict[str, Config] = {
     },
     "internlm2": family_config("InternLM2ForCausalLM", "internlm2", intermediate_size=96, rms_norm_eps=1e-5),
     "minicpm": family_config("MiniCPMForCausalLM", "minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=32),
+    "phi4-multimodal": family_config("Phi4MMForCausalLM", "phi4mm", rms_norm_eps=1e-5),
     "mimo": family_config("MiMoForCausalLM", "mimo", intermediate_size=96, rms_norm_eps=1e-5, attention_bias=True),
     "ling": family_config("BailingMoeV2ForCausalLM", "bailing_moe", head_dim=24, num_hidden_layers=2)
     | {"num_experts": 6, "num_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 33}

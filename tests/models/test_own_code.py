@@ -102,6 +102,14 @@ def ling(tensors: Tensors, config: Config) -> Tensors:
     return found
 
 
+def phi4_multimodal(tensors: Tensors, config: Config) -> Tensors:
+    adapter = np.ones((4, 64), np.float32)
+    return renamed(tensors, {r"_proj\.weight": "_proj.base_layer.weight"}) | {
+        "model.layers.0.self_attn.qkv_proj.lora_A.speech.weight": adapter,
+        "model.embed_tokens_extend.image_embed.img_projection.0.weight": adapter,
+    }
+
+
 def minicpm(tensors: Tensors, config: Config) -> Tensors:
     return tensors
 
@@ -120,6 +128,7 @@ CASES: dict[str, tuple[Config, Callable[[Tensors, Config], Tensors]]] = {
         | {"logits_scaling": 2.0, "tie_word_embeddings": True},
         minicpm,
     ),
+    "phi4-multimodal": (VARIANTS["phi3"], phi4_multimodal),
     "mimo": (VARIANTS["qwen2"], mimo),
     "ling": (_GLM | {"num_hidden_layers": 2}, ling),
 }
@@ -137,6 +146,13 @@ def test_published_names_have_the_numbers_of_a_known_decoder(name: str, tmp_path
     ids = prompt(UNMADE[name]["vocab_size"])
     expected = reference_confirms(theirs, ids, run_greedy(ours, ids, 64))
     assert_close(run_rows(ours, ids), expected, 1e-4)
+
+
+def test_one_expert_is_none() -> None:
+    """Hunyuan's dense models have the field."""
+    assert read_spec(VARIANTS["hunyuan"] | {"num_experts": 1}) == read_spec(VARIANTS["hunyuan"])
+    with pytest.raises(ModelError, match="num_experts"):
+        read_spec(VARIANTS["hunyuan"] | {"num_experts": 2})
 
 
 def test_sparse_attention_is_served_where_it_is_full() -> None:

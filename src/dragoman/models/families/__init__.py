@@ -129,8 +129,8 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1, 1.0),
     "attn_logit_softcapping": (),
     "final_logit_softcapping": (),
-    "num_local_experts": (0,),
-    "num_experts": (0,),
+    "num_local_experts": (0, 1),
+    "num_experts": (0, 1),  # Hunyuan's dense models say 1
 }
 
 

@@ -1,5 +1,5 @@
 """Decoders of other families in models that see or hear, of which text alone is served: EXAONE 4.5, GLM-4.1V to 4.6V,
-Gemma 4 12B, Kimi K2.5 and MiniCPM-V 4.6."""
+Gemma 4 12B, Kimi K2.5, MiniCPM-V 4.6 and Phi-4-multimodal."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dragoman.models.families.gemma4 import OTHER_SENSES
 from dragoman.models.families.glm import FAMILIES as GLM
 from dragoman.models.families.latent import FAMILIES as LATENT
 from dragoman.models.families.llama_variants import FAMILIES as LLAMA_VARIANTS
+from dragoman.models.families.phi import FAMILIES as PHI
 from dragoman.models.families.qwen_hybrid import FAMILIES as QWEN_HYBRID
 from dragoman.models.families.qwen_hybrid import without_image_positions
 from dragoman.models.families.scored_mixtures import FAMILIES as SCORED_MIXTURES
@@ -63,6 +64,11 @@ def _reader(
         return replace(decoder.read(text), architecture=architecture)
 
     return read
+
+
+def _read_phi4_multimodal(config: Config) -> DecoderSpec:
+    """Return Phi-3: images and sound have adapters of its matrices, of which text uses none."""
+    return replace(PHI["Phi3ForCausalLM"].read(config), architecture="Phi4MMForCausalLM")
 
 
 def _family(
@@ -155,5 +161,15 @@ FAMILIES: dict[str, Family] = {
         "minicpmv4_6",
         "MiniCPM-V 4.6",
         ("openbmb/MiniCPM-V-4.6",),
+    ),
+    "Phi4MMForCausalLM": replace(
+        PHI["Phi3ForCausalLM"],
+        read=_read_phi4_multimodal,
+        model_type="phi4mm",
+        aliases=((r"\.base_layer\.", "."),),
+        ignored=re.compile(rf"embed_tokens_extend\..*|.*\.lora_[AB]\..*|{PHI['Phi3ForCausalLM'].ignored.pattern}"),
+        title="Phi-4-multimodal",
+        examples=("microsoft/Phi-4-multimodal-instruct",),
+        note=f"{_NOTE} LongRoPE as in Phi-3.",
     ),
 }

@@ -72,8 +72,8 @@ class Float8(msgspec.Struct, frozen=True):
 
     def form(self, module: str) -> Format | None:
         """Return the format of a module's matrix by the config."""
-        is_quantized = in_layers(module) and not is_kept(module, self.kept)
-        return FLOAT8_FORM if is_quantized and not any(fnmatch.fnmatchcase(module, name) for name in self.kept) else None
+        kept = is_kept(module, self.kept) or any(fnmatch.fnmatchcase(module, name) for name in self.kept)
+        return FLOAT8_FORM if in_layers(module) and not kept else None
 
     def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
         """Return the tensors with each float8 ``weight`` and its scales as one matrix; scales of activations are left
