@@ -74,8 +74,29 @@ function KeyForm({ onDone }: { onDone: () => void }) {
 /** The charts come with a library, which is loaded when they are first looked at. */
 function ServerView() {
     const [Part, setPart] = useState<ComponentType | null>(null);
-    useEffect(() => void import("./server").then((module) => setPart(() => module.Server)), []);
-    return Part ? <Part /> : <p role="status">Loading …</p>;
+    const [failed, setFailed] = useState(false);
+    // Awaited: Vite takes a `then` at the import for a part of it, and does not hand it what fails before.
+    const request = async () => {
+        setFailed(false);
+        try {
+            const module = await import("./server");
+            setPart(() => module.Server);
+        } catch {
+            setFailed(true);
+        }
+    };
+    useEffect(() => void request(), []);
+    if (Part) return <Part />;
+    if (!failed) return <p role="status">Loading …</p>;
+    return (
+        <p class="error" role="alert">
+            This part of the page cannot be loaded: the server does not answer, or has another version of it by now. Then
+            load the page again.{" "}
+            <button type="button" onClick={() => void request()}>
+                Try again
+            </button>
+        </p>
+    );
 }
 
 function Tabs() {

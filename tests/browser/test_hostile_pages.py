@@ -296,6 +296,8 @@ def test_the_servers_own_pages_work_under_their_policy(page: Page, server: Runni
     assert page.locator(".error").count() == 0
     page.goto(f"http://{host}:{server.port}/docs")
     page.wait_for_selector("summary code")
+    documented = page.evaluate("fetch('/openapi.json').then((answer) => answer.json())")["paths"].values()
+    assert page.locator("details").count() == sum(map(len, documented)), "every operation is shown"
     page.goto(f"http://{host}:{server.port}/tgi/docs/")
     page.wait_for_selector("h3 code")
     assert not [text for text in said if "Content Security Policy" in text]

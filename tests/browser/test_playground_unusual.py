@@ -51,6 +51,17 @@ def test_fields_in_json_are_reset_too(playground: Playground) -> None:
     assert page.locator("#field-logit_bias").input_value() == '{"6": ', "what is being written stays"
 
 
+def test_a_part_that_cannot_be_loaded_is_told_and_tried_again(playground: Playground) -> None:
+    page = playground.page
+    page.route("**/playground/server-*", lambda route: route.abort())
+    page.get_by_role("tab", name="Server").click()
+    told = page.locator("#view-Server [role=alert]")
+    assert "cannot be loaded" in told.inner_text()
+    page.unroute("**/playground/server-*")
+    told.get_by_role("button", name="Try again").click()
+    page.get_by_text("Tokens per second").wait_for()
+
+
 def test_arguments_of_tools_keep_all_digits(playground: Playground) -> None:
     page, large = playground.page, 2**64 - 1
     page.get_by_text("Tools (0)").click()

@@ -77,7 +77,7 @@ class PromptReader:
 
     async def text(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
         """Return the text of token ids. Raises BadRequest for ids outside the vocabulary."""
-        ids = self._checked(tuple(token_ids))
+        ids = self._checked(tuple(token_ids), "tokens")
         return await self._maybe_inline(
             len(ids), lambda: self._model.tokenizer.decode(ids, skip_special_tokens), "tokens"
         )
@@ -149,11 +149,11 @@ class PromptReader:
             raise UnsupportedFeature(message, param="suffix")
         return ids
 
-    def _checked(self, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def _checked(self, token_ids: tuple[int, ...], param: str = "prompt") -> tuple[int, ...]:
         if len(token_ids) > self._model.max_prompt_tokens:
-            raise overflow(self._model, f"the prompt has {len(token_ids)}", "prompt", prompt_tokens=len(token_ids))
+            raise overflow(self._model, f"the prompt has {len(token_ids)}", param, prompt_tokens=len(token_ids))
         if token_ids and not 0 <= min(token_ids) <= max(token_ids) < self._model.vocab_size:
-            raise BadRequest(f"Token ids are from 0 to {self._model.vocab_size - 1}.", param="prompt")
+            raise BadRequest(f"Token ids are from 0 to {self._model.vocab_size - 1}.", param=param)
         return token_ids
 
     def _beginning(self) -> tuple[int, ...]:

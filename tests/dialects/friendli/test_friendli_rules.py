@@ -207,6 +207,10 @@ async def test_hosted_surfaces_need_a_model(runtime: LocalServer, path: str) -> 
         assert answer.json()["detail"][0] == {"loc": ["body", "model"], "msg": "Field required", "type": "missing"}
 
 
+async def test_tokens_that_no_model_has_are_refused_by_the_name_of_the_field(runtime: LocalServer) -> None:
+    await refused(runtime, "detokenize", {"model": "stub", "tokens": [1, 1 << 20]}, "tokens")
+
+
 async def test_the_container_does_without_and_shows_what_was_asked(runtime: LocalServer) -> None:
     nameless = await runtime.client.post("/friendli/v1/completions", json=without(BODY, "model"))
     assert nameless.status_code == 200
