@@ -11,7 +11,8 @@ import openai
 import pytest
 from stub_runtime import RunningServer, running_server
 
-from dragoman.serving.settings import AdapterSettings
+from dragoman.core.errors import ModelError
+from dragoman.serving.settings import AdapterSettings, CatalogSettings
 
 PROMPT = "hello there"
 
@@ -212,4 +213,22 @@ def test_a_start_with_an_adapter_that_cannot_be_loaded_fails(tmp_path: Path) -> 
 
     settings = AdapterSettings(lora_adapters="poems=missing")
     with pytest.raises(ModelError, match="poems"), running_server(adapters=settings):
+        pass
+
+
+def test_no_adapter_has_the_name_of_a_model_that_can_be_loaded(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "adapter_config.json").write_text("{}")
+    (tmp_path / "other" / "adapter_model.safetensors").touch()
+    catalog = CatalogSettings(offer=("other=/nowhere",), offer_cached=False)
+    folder = AdapterSettings(adapters_folder=str(tmp_path))
+    with running_server(adapters=folder, catalog=catalog) as server, httpx.Client(base_url=server.url) as http:
+        answer = http.post("/v1/load_lora_adapter", json={"lora_name": "other"})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (409, "lora_name"), answer.text
+        assert http.post("/v1/load_lora_adapter", json={"lora_name": "mine", "lora_path": "other"}).status_code == 200
+    at_start = AdapterSettings(lora_adapters=f"other={tmp_path / 'other'}")
+    with (
+        pytest.raises(ModelError, match="other is the name of a model"),
+        running_server(adapters=at_start, catalog=catalog),
+    ):
         pass

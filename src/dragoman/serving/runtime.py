@@ -13,7 +13,7 @@ from pathlib import Path
 from dragoman.core.adapters import Adapters
 from dragoman.core.caller import current_caller
 from dragoman.core.catalog import may_have_loaded
-from dragoman.core.errors import EngineUnavailable, ModelNotFound
+from dragoman.core.errors import EngineUnavailable, ModelError, ModelNotFound
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.explanation import Explanation
 from dragoman.core.images import ImageInput, ImageTiles
@@ -308,6 +308,9 @@ async def start_runtime(
             runtime.fail(reason)
 
     first = _first_source(settings, worker)
+    models = ModelRegistry(catalog, first)
+    lora = AdapterRegistry(adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker))
+    _check_names(models, lora)
     loader = ModelLoader(
         settings,
         worker,
@@ -315,7 +318,7 @@ async def start_runtime(
         observers,
         admission,
         kept,
-        AdapterRegistry(adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker)),
+        lora,
         on_step=on_step,
         pools=pools,
         check_prompt=check_prompt,
@@ -329,7 +332,7 @@ async def start_runtime(
         memory_bytes=catalog.memory_bytes,
     )
     model_pool = ModelPool(
-        ModelRegistry(catalog, first),
+        models,
         loader,
         max_waiting=settings.max_waiting,
         budget=MemoryBudget(catalog.memory_bytes),
@@ -370,6 +373,15 @@ def _first_source(settings: ServingSettings, worker: WorkerSettings) -> ModelSou
         source = worker.model.source
         return model_source(settings.name or source_name(source), source, settings.alias)
     return ModelSource(name=settings.name or "stub", source=None, aliases=settings.alias)
+
+
+def _check_names(models: ModelRegistry, adapters: AdapterRegistry) -> None:
+    """Raise ModelError where an adapter of the start has the name of a model: requests would get the wrong one."""
+    if adapters.first:
+        names = {name for source in models.sources() for name in (source.name, *source.aliases)}
+        for adapter in adapters.first:
+            if adapter.name in names:
+                raise ModelError(f"--lora-adapters: {adapter.name} is the name of a model")
 
 
 def _hub_token(worker: WorkerSettings) -> str | None:

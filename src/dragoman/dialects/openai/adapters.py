@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dragoman.core.adapters import AdapterEntry
+from dragoman.core.errors import Conflict
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.field import Field, Table, Treatment
@@ -53,6 +54,8 @@ async def load(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /v1/load_lora_adapter``: answers when requests may name it."""
     values = (await context.read(LOAD)).values
     name = values["lora_name"]
+    if any(name in (entry.id, *entry.aliases) for entry in serving.catalog.entries()):
+        raise Conflict(f"'{name}' is the name of a model.", param="lora_name")
     await context.unless_gone(serving.adapters.load(name, values["lora_path"], replace=values["load_inplace"]))
     await context.reply_text(f"Success: LoRA adapter '{name}' added successfully.")
 
