@@ -94,7 +94,8 @@ async def test_a_damaged_record_hides_nothing_else(tmp_path: Path, caplog: pytes
     await store.close()
     with contextlib.closing(sqlite3.connect(tmp_path / "batches.sqlite3")) as database, database:
         database.execute("UPDATE files SET state = x'00' WHERE id = ?", (files[1].id,))
-        database.execute("UPDATE batches SET state = substr(state, 1, 40) WHERE id = 'batch_1'")
+        (state,) = database.execute("SELECT state FROM batches WHERE id = 'batch_1'").fetchone()
+        database.execute("UPDATE batches SET state = ? WHERE id = 'batch_1'", (state.replace(b"openai", b"open\xffi"),))
     store = store_in(tmp_path)
     for _ in range(2):
         assert [batch.id for batch in await store.unfinished()] == ["batch_0", "batch_2"]

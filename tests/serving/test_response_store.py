@@ -6,12 +6,14 @@ import contextlib
 import shutil
 import sqlite3
 import stat
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from opened_responses import NOW, opened
 
+from dragoman.core.errors import GenerationFailed
 from dragoman.core.responses import MAX_CHAIN, ChainTooLong, StoredResponse
 
 pytestmark = pytest.mark.anyio
@@ -198,17 +200,33 @@ async def test_a_response_expires_for_others_but_not_for_what_continues_it() -> 
         assert await store.find("a", "1") is None
 
 
-async def test_a_damaged_response_keeps_no_other_from_being_stored(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [b"\0", zlib.compress(b"\x81\xa1\xff\xc0")], ids=["format", "utf-8"])
+async def test_a_damaged_response_keeps_no_other_from_being_stored(tmp_path: Path, state: bytes) -> None:
     now, file = NOW, tmp_path / "responses.sqlite3"
     async with opened(file, clock=lambda: now, responses_ttl_s=10) as store:
         await store.keep(response("1"))
         await store.keep(response("2", "1"))
     with contextlib.closing(sqlite3.connect(file)) as database, database:
-        database.execute("UPDATE responses SET state = x'00' WHERE id = '1'")
+        database.execute("UPDATE responses SET state = ? WHERE id = '1'", (state,))
     async with opened(file, clock=lambda: now, responses_ttl_s=10) as store:
+        with pytest.raises(GenerationFailed):
+            await store.find("a", "1")
         now = NOW + 10  # they expire, and the first one is continued
         assert await store.keep(response("3", created_s=now))
         assert await store.find("a", "3") is not None
+
+
+async def test_a_damaged_response_does_not_keep_others_from_going_on(tmp_path: Path) -> None:
+    file = tmp_path / "responses.sqlite3"
+    async with opened(file) as store:
+        for id in ("1", "2"):
+            await store.keep(response(id, is_running=True))
+    with contextlib.closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE responses SET state = x'00' WHERE id = '1'")
+    for _ in range(2):
+        async with opened(file) as store:
+            assert [each.id for each in await store.unfinished()] == ["2"]
+            assert store.failures == 0
 
 
 async def test_a_chain_has_no_events_and_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -366,11 +366,12 @@ async def test_a_store_that_cannot_be_read_fails_the_request_and_not_the_server(
         assert await kept(store, key("a")) == cut()
 
 
-async def test_a_state_that_cannot_be_read_is_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [b"\xc1", b"\x81\xa1\xff\xc0"], ids=["format", "utf-8"])
+async def test_a_state_that_cannot_be_read_is_forgotten(tmp_path: Path, state: bytes) -> None:
     async with open_store(tmp_path) as store:
         await save(store, key("a"), cut())
         with sqlite3.connect(tmp_path / "continue.sqlite3") as database:
-            database.execute("UPDATE generations SET state = x'c1'")
+            database.execute("UPDATE generations SET state = ?", (state,))
         database.close()
         assert await kept(store, key("a")) is None
         assert store.keys == 0

@@ -48,7 +48,7 @@ def log_line(line: bytes) -> None:
         return
     try:
         entry = msgspec.json.decode(line, type=LogLine)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         raw.warning("%s", line.decode("utf-8", "replace").rstrip())
         return
     logger = logging.getLogger(entry.target)

@@ -312,7 +312,7 @@ class BatchDatabase:
         for row in rows:
             try:
                 found.append(read(row))
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 if (read, row[0]) not in self._unreadable:
                     log.error("%s has a damaged record, which is left out: %s", self._database.file, error)
                 self._unreadable.add((read, row[0]))

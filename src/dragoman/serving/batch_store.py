@@ -312,7 +312,7 @@ class SqliteBatchStore:
         except (UnknownFile, UnknownBatch):
             note_elsewhere()
             raise
-        except (sqlite3.Error, OSError, msgspec.DecodeError) as error:
+        except (sqlite3.Error, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
             self.failures += 1
             log.error("the store of files and batches fails: %s", error)
             raise GenerationFailed("The stored files cannot be reached: see the server's log.") from None

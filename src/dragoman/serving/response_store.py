@@ -171,7 +171,7 @@ class SqliteResponseStore:
         """Run the work in the store's thread. Raises GenerationFailed."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-        except (sqlite3.Error, OSError, zlib.error, msgspec.DecodeError, DragomanError) as error:
+        except (sqlite3.Error, OSError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, DragomanError) as error:
             self.failures += 1
             log.error("the store of responses fails: %s", error)
             raise GenerationFailed("The stored responses cannot be reached: see the server's log.") from None
@@ -271,7 +271,14 @@ class SqliteResponseStore:
                 "UPDATE responses SET running = ? WHERE tenant = ? AND id = ?",
                 [(own, tenant, id) for tenant, id, _, _ in found],
             )
-        return [response_tables.unpacked(state) for _, _, _, state in found]
+            unfinished = []
+            for _, id, _, state in found:
+                try:
+                    unfinished.append(response_tables.unpacked(state))
+                except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+                    log.error("response %s is damaged, and does not go on: %s", id, error)
+                    database.execute("UPDATE responses SET running = 0 WHERE id = ?", (id,))
+        return unfinished
 
     def _number(self) -> int:
         """Return what stands for this server in the rows of what it generates."""

@@ -139,7 +139,11 @@ def hide(database: sqlite3.Connection, tenant: str, id: str) -> None:
     (state,) = database.execute("SELECT state FROM responses WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
     try:
         data = packed(without_events(msgspec.structs.replace(unpacked(state), is_running=False)))
-    except (zlib.error, msgspec.DecodeError):  # it must not keep all that comes later from being stored
+    except (
+        zlib.error,
+        msgspec.DecodeError,
+        UnicodeDecodeError,
+    ):  # it must not keep all that comes later from being stored
         data = state
     database.execute(
         "UPDATE responses SET hidden = 1, running = 0, state = ?, bytes = ? WHERE tenant = ? AND id = ?",

@@ -240,7 +240,7 @@ class SqliteResumeStore:
             try:
                 found = _decode_row(row[0])
                 saved = found.before if request and found.request == request else found.saved
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 log.warning("a cut generation cannot be read: %s", error)
         self.hits += saved is not None
         self.misses += saved is None

@@ -101,6 +101,22 @@ async def test_instructions_are_stored_used_and_forgotten(runtime: LocalServer, 
     assert (await client.get("/system/instructions")).json()["instructions"] == ""
 
 
+@pytest.mark.parametrize("content", [b"[", b'{"global": "\xff"}'], ids=["json", "utf-8"])
+async def test_instructions_that_cannot_be_read_are_kept_under_another_name(
+    runtime: LocalServer, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "system_instructions.json"
+    file.write_bytes(content)
+    assert (await runtime.client.get("/system/instructions")).json()["instructions"] == ""
+    assert file.read_bytes() == content
+    for text in ("Be short.", "Be long."):
+        await runtime.client.post("/system/instructions", json={"instructions": text})
+        assert json.loads(file.read_text())["global"] == text
+    (aside,) = tmp_path.glob("system_instructions.json.*")
+    assert aside.read_bytes() == content
+    assert str(aside) in caplog.text
+
+
 async def test_a_page_of_a_named_origin_may_call(template: ChatTemplate, tmp_path: Path) -> None:
     named = locallab.LocalLabSettings(locallab_cors_origins=("http://page",), locallab_folder=str(tmp_path))
     async with local_server(template, HERE, dialects=(locallab.make(named),)) as runtime:

@@ -179,9 +179,10 @@ def test_two_servers_lose_nothing_of_one_another(tmp_path: Path, monkeypatch: py
     assert len(DerivedModels(file).all()) == 40
 
 
-def test_a_file_of_another_form_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"keys": []}', b'{"derived_models": [{"name": "\xff"}]}'], ids=["form", "utf-8"])
+def test_a_file_of_another_form_is_left_alone(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "keys.json"
-    file.write_text('{"keys": []}')
+    file.write_bytes(content)
     with pytest.raises(DragomanError, match="--derived-models"):
         DerivedModels(str(file))
-    assert file.read_text() == '{"keys": []}'
+    assert file.read_bytes() == content

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 
 from dragoman.core.errors import BadRequest
 from dragoman.core.whole_file import replace_file
+
+log = logging.getLogger("dragoman.server")
 
 MAX_MODELS = 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
@@ -24,8 +28,8 @@ class Stored(msgspec.Struct, frozen=True, rename={"for_all": "global"}):
 class Instructions:
     """Kept in one JSON file, which is replaced as a whole. Every method may wait for the disk: call it in a thread.
 
-    ``default`` applies where nothing is stored. A file that is not in this format is not changed, and
-    counts as empty until something is stored.
+    ``default`` applies where nothing is stored. A file that cannot be read is not changed, and counts as empty until
+    something is stored: then it gets another name.
     """
 
     def __init__(self, folder: Path, default: str) -> None:
@@ -33,6 +37,7 @@ class Instructions:
         self._default = default
         self._lock = threading.Lock()
         self._stored: Stored | None = None
+        self._is_readable = True
 
     def of(self, model: str | None) -> str:
         """Return the instructions for a model; for None those for all models."""
@@ -67,11 +72,19 @@ class Instructions:
             try:
                 with self._path.open("rb") as file:
                     self._stored = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Stored)
-            except (OSError, msgspec.DecodeError):
+            except FileNotFoundError:
                 self._stored = Stored()
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.warning("%s cannot be read, and counts as empty: %s", self._path, error)
+                self._stored, self._is_readable = Stored(), False
         return self._stored
 
     def _write(self, stored: Stored) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._is_readable:
+            aside = self._path.with_name(f"{self._path.name}.{time.strftime('%Y%m%dT%H%M%S')}")
+            self._path.rename(aside)
+            log.warning("%s is replaced; what it was is now %s", self._path, aside)
+            self._is_readable = True
         replace_file(self._path, msgspec.json.format(msgspec.json.encode(stored), indent=2))
         self._stored = stored

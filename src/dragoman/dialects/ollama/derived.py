@@ -137,7 +137,7 @@ def _read(path: Path) -> dict[str, DerivedModel]:
         stored = msgspec.json.decode(content, type=_Stored)
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DragomanError(f"--derived-models {path}: {error}") from None
     return {_key(model.name): model for model in stored.derived_models}
 

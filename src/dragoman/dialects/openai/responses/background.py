@@ -209,7 +209,7 @@ class BackgroundRuns:
                 continue
             try:
                 record = _decode(stored.record)
-            except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
+            except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
                 log.error("response %s was begun by another version of the server: it is given up", stored.id)
                 await store.delete(stored.tenant, stored.id)
                 continue
