@@ -43,6 +43,24 @@ def test_run_answers_a_prompt_a_pipe_and_both() -> None:
     assert "there is nothing to answer" in nothing.stderr
 
 
+def test_a_terminal_without_columns_shows_what_others_show() -> None:
+    for arguments, code in ((["list"], 0), (["show", "nosuch/model"], 0), (["plan", "--max-context", "x"], 2)):
+        shown = []
+        for columns in ("80", "0", ""):
+            done = subprocess.run(
+                [sys.executable, "-m", "dragoman", *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=os.environ | {"COLUMNS": columns, "LINES": columns},
+                timeout=60,
+            )
+            shown.append((done.returncode, done.stdout, done.stderr))
+        assert shown[0][0] == code
+        assert shown[0] == shown[1] == shown[2]
+        assert "".join(shown[0][1:])
+
+
 @pytest.mark.parametrize("arguments", [["run"], ["generate", "-"], ["explain", "-"]])
 @pytest.mark.parametrize("strict", [True, False])
 def test_standard_input_that_is_no_text_is_named(arguments: list[str], strict: bool) -> None:

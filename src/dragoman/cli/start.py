@@ -39,6 +39,7 @@ def _run_command() -> None:
     ensure_home_variable()
     quiet_hub()
     use_what_terminals_have()
+    _forget_empty_sizes()
     try:
         prespawned = prespawn(sys.argv[1:], os.environ)
         if prespawned is not None:
@@ -53,6 +54,14 @@ def _run_command() -> None:
     finally:
         if prespawned is not None:
             prespawned.close()
+
+
+def _forget_empty_sizes() -> None:
+    """Unset the variables that give a terminal no columns or lines, as pipes of some programs do: nothing would be
+    shown, errors neither."""
+    for name in ("COLUMNS", "LINES"):
+        if not os.environ.get(name, "").strip("0"):
+            os.environ.pop(name, None)
 
 
 def _unwritten(error: OSError) -> int:
