@@ -151,6 +151,14 @@ def test_a_body_that_is_no_form_is_refused(server: RunningServer) -> None:
     assert httpx.post(f"{server.url}/v1/files", json={}, headers=headers | {"content-type": "a/b"}).status_code == 400
     unbounded = httpx.post(f"{server.url}/v1/files", json={}, headers=headers | {"content-type": "multipart/form-data"})
     assert "has no boundary" in unbounded.json()["error"]["message"]
+    for boundary, told in (
+        ("b" * 71, "longer than 70 bytes"),
+        ("b" * 9000, "longer than 70 bytes"),
+        ("b" * 70, "no end"),
+    ):
+        long = headers | {"content-type": f"multipart/form-data; boundary={boundary}"}
+        refused = httpx.post(f"{server.url}/v1/files", content=b"--" + boundary.encode() + b"\r\n", headers=long)
+        assert (refused.status_code, told in refused.json()["error"]["message"]) == (400, True)
     compressed = httpx.post(f"{server.url}/v1/files", content=b"x", headers=headers | {"content-encoding": "gzip"})
     assert "must not be compressed" in compressed.json()["error"]["message"]
 

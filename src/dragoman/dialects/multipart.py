@@ -11,6 +11,8 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from dragoman.core.errors import BadRequest
 from dragoman.dialects.api import WrongMediaType
 
+MAX_BOUNDARY_BYTES = 70
+"""As RFC 2046, section 5.1.1, has it."""
 MAX_PARTS = 16
 MAX_FIELD_BYTES = 4096
 MAX_HEADERS = 16
@@ -42,6 +44,8 @@ async def read_form(
         raise WrongMediaType(f"The content type must be multipart/form-data, not '{content_type[:64]}'.")
     if not boundary:
         raise WrongMediaType("The content type multipart/form-data has no boundary; HTTP clients add it by themselves.")
+    if len(boundary) > MAX_BOUNDARY_BYTES:
+        raise WrongMediaType(f"The boundary of the form is longer than {MAX_BOUNDARY_BYTES} bytes.")
     reader = _FormReader(file)
     try:
         parser = MultipartParser(
