@@ -104,6 +104,9 @@ def describe_gptj(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.rotary_dim)
 
 
+LLAMA3: Config = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 32}
+
 CASES = {
     "baichuan": Case("baichuan", VARIANTS["llama"] | {"num_key_value_heads": 4}, change=interleave),
     "bitnet": Case("bitnet", VARIANTS["bitnet"], describe_bitnet, gather=name_norms),
@@ -113,6 +116,10 @@ CASES = {
     "olmo": Case("olmo", VARIANTS["olmo"], describe_olmo, interleave),
     "chatglm": Case("chatglm", VARIANTS["glm"], describe_chatglm),
     "chatglm-fused": Case("chatglm", VARIANTS["glm"], describe_chatglm, gather=fuse),
+    "exaone": Case("exaone", VARIANTS["llama"] | {"rope_scaling": LLAMA3}, describe_rotation),
+    "exaone-tied": Case("exaone", VARIANTS["llama-tied"]),
+    "internlm2": Case("internlm2", VARIANTS["llama"], change=interleave),
+    "internlm2-biases": Case("internlm2", VARIANTS["llama"] | {"attention_bias": True}, change=interleave),
     "gptj": Case("gptj", VARIANTS["gptj"], describe_gptj),
 }
 APERTUS = Case("apertus", VARIANTS["apertus"], describe_apertus, gather=without_numbers)

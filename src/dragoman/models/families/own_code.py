@@ -175,6 +175,7 @@ FAMILIES: dict[str, Family] = {
         _INTERNLM2_NAMES,
         "internlm2",
         base="model.",
+        other_names={"qkv": LLAMA_NAMES["qkv"]},  # GGUF files
         ignored=re.compile(r"layers\.\d+\.attention\.rotary_emb\.inv_freq"),
         row_order=grouped_rows,
         title="InternLM 2 and 2.5",

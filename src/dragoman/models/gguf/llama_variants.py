@@ -1,5 +1,5 @@
 """Architectures of GGUF files that differ from Llama in a point or two: Apertus, Baichuan, BitNet b1.58, Nemotron 4,
-Jais 2, OLMo 1, GLM-4 of 2024 and GPT-J."""
+Jais 2, OLMo 1, GLM-4 of 2024, GPT-J, EXAONE 3 and InternLM 2."""
 
 from __future__ import annotations
 
@@ -46,6 +46,31 @@ _GPTJ_NAMES = {
     "blk.ffn_down": f"{_GPTJ_LAYER}mlp.fc_out",
     "output_norm": "transformer.ln_f",
     "output": "lm_head",
+}
+_EXAONE_LAYER = "transformer.h.{layer}."
+_EXAONE_NAMES = {
+    "token_embd": "transformer.wte",
+    "blk.attn_norm": f"{_EXAONE_LAYER}ln_1",
+    "blk.attn_q": f"{_EXAONE_LAYER}attn.attention.q_proj",
+    "blk.attn_k": f"{_EXAONE_LAYER}attn.attention.k_proj",
+    "blk.attn_v": f"{_EXAONE_LAYER}attn.attention.v_proj",
+    "blk.attn_output": f"{_EXAONE_LAYER}attn.attention.out_proj",
+    "blk.ffn_norm": f"{_EXAONE_LAYER}ln_2",
+    "blk.ffn_gate": f"{_EXAONE_LAYER}mlp.c_fc_0",
+    "blk.ffn_up": f"{_EXAONE_LAYER}mlp.c_fc_1",
+    "blk.ffn_down": f"{_EXAONE_LAYER}mlp.c_proj",
+    "output_norm": "transformer.ln_f",
+    "output": "lm_head",
+}
+_INTERNLM2_NAMES = names.LLAMA | {
+    "token_embd": "model.tok_embeddings",
+    "blk.attn_norm": f"{_LAYER}attention_norm",
+    "blk.attn_output": f"{_LAYER}attention.wo",
+    "blk.ffn_norm": f"{_LAYER}ffn_norm",
+    "blk.ffn_gate": f"{_LAYER}feed_forward.w1",
+    "blk.ffn_up": f"{_LAYER}feed_forward.w3",
+    "blk.ffn_down": f"{_LAYER}feed_forward.w2",
+    "output": "output",
 }
 _GPTJ_SIZES = {
     "context_length": "n_positions",
@@ -108,6 +133,15 @@ def _gptj(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return layer_norm(keys, "layer_norm_epsilon") | {"rotary_dim": keys.size("rope.dimension_count")}
 
 
+def _exaone(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    found = heads(keys, config) | rms(keys)
+    return found | {"layer_norm_epsilon": found["rms_norm_eps"]}
+
+
+def _internlm2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    return heads(keys, config) | rms(keys) | {"bias": "blk.0.attn_q.bias" in tensors}
+
+
 LLAMA_VARIANTS: dict[str, Architecture] = {
     "apertus": Architecture(
         name="ApertusForCausalLM",
@@ -134,5 +168,13 @@ LLAMA_VARIANTS: dict[str, Architecture] = {
     "chatglm": Architecture(name="GlmForCausalLM", model_type="glm", names=_CHATGLM_NAMES, extra=_chatglm),
     "gptj": Architecture(
         name="GPTJForCausalLM", model_type="gptj", names=_GPTJ_NAMES, extra=_gptj, sizes=_GPTJ_SIZES, rotary=False
+    ),
+    "exaone": Architecture(name="ExaoneForCausalLM", model_type="exaone", names=_EXAONE_NAMES, extra=_exaone),
+    "internlm2": Architecture(
+        name="InternLM2ForCausalLM",
+        model_type="internlm2",
+        names=_INTERNLM2_NAMES,
+        extra=_internlm2,
+        row_order=interleaved_rows,
     ),
 }
