@@ -1,4 +1,5 @@
-// AVX-512 with VNNI, BF16 and VBMI. The contract of each name is in portable.h.
+// AVX-512 with VNNI, and with products of bfloat16 and permutations of bytes (BF16, VBMI) where the compiler may use
+// them. The contract of each name is in portable.h.
 #pragma once
 
 #include <immintrin.h>
@@ -192,6 +193,7 @@ DRAGOMAN_INLINE Bytes join_bits(Bytes base, Bytes plane, int from, int count, in
                                   : _mm512_slli_epi16(plane, static_cast<unsigned>(to - from));
   return _mm512_ternarylogic_epi32(base, moved, _mm512_set1_epi8(static_cast<char>(((1 << count) - 1) << to)), 0xf8);
 }
+#if defined(__AVX512VBMI__)
 // The lower bits of two codes and their upper ones are brought together, and two lookups take a code each. With a shift
 // and a mask for each part of a code, one row of Q3_K took 1.3 times as long in the caches.
 struct ThreeBits {
@@ -221,15 +223,21 @@ DRAGOMAN_INLINE void open_three_bits(const ThreeBits& tables, Bytes low, Bytes h
   first = _mm512_permutexvar_epi8(both, tables.first);
   second = _mm512_permutexvar_epi8(both, tables.second);
 }
-// The permutation looks at six bits of an index: what stands above the four of a code need not be cleared.
+#endif
 using Table = __m512i;
 DRAGOMAN_INLINE Table load_table(const std::uint8_t* entries) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(entries)));
 }
+#if defined(__AVX512VBMI__)
+// The permutation looks at six bits of an index: what stands above the four of a code need not be cleared.
 DRAGOMAN_INLINE Bytes look_up_low(Table table, Bytes codes) { return _mm512_permutexvar_epi8(codes, table); }
 DRAGOMAN_INLINE Bytes look_up_high(Table table, Bytes codes) {
   return _mm512_permutexvar_epi8(_mm512_srli_epi16(codes, 4), table);
 }
+#else
+DRAGOMAN_INLINE Bytes look_up_low(Table table, Bytes codes) { return _mm512_shuffle_epi8(table, low_nibbles(codes)); }
+DRAGOMAN_INLINE Bytes look_up_high(Table table, Bytes codes) { return _mm512_shuffle_epi8(table, high_nibbles(codes)); }
+#endif
 DRAGOMAN_INLINE Vec load_int8(const std::uint8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
 }
@@ -240,10 +248,21 @@ DRAGOMAN_INLINE Vec load_half_powers(const std::uint8_t* p) {
   return {_mm512_castsi512_ps(_mm512_max_epi32(normal, small))};
 }
 DRAGOMAN_INLINE BF16Pairs load_bf16_pairs(const std::uint8_t* p) { return _mm512_loadu_si512(p); }
+#if defined(__AVX512BF16__)
 DRAGOMAN_INLINE Vec dot_bf16_pairs(Vec acc, BF16Pairs w, std::uint32_t x) {
   return {_mm512_dpbf16_ps(acc.v, reinterpret_cast<__m512bh>(w),
                            reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x))))};
 }
+#else
+DRAGOMAN_INLINE Vec first_of_pairs(BF16Pairs a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a, 16))}; }
+DRAGOMAN_INLINE Vec second_of_pairs(BF16Pairs a) {
+  return {_mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32(static_cast<int>(0xffff0000u))))};
+}
+DRAGOMAN_INLINE Vec dot_bf16_pairs(Vec acc, BF16Pairs w, std::uint32_t x) {
+  acc = fma(first_of_pairs(w), broadcast(bits_to_float(x << 16)), acc);
+  return fma(second_of_pairs(w), broadcast(bits_to_float(x & 0xffff0000u)), acc);
+}
+#endif
 
 struct Sums {
   __m512i v;
@@ -274,6 +293,7 @@ DRAGOMAN_INLINE void store_int16(std::int16_t* p, Vec a) {
 }
 
 struct BF16Arithmetic {
+#if defined(__AVX512BF16__)
   static constexpr bool kMultipliesPairs = true;
   using Pairs = __m512bh;
 
@@ -291,6 +311,12 @@ struct BF16Arithmetic {
     const __m512bh both = _mm512_cvtne2ps_pbh(second.v, first.v);
     std::memcpy(p, &both, sizeof both);
   }
+#else
+  static constexpr bool kMultipliesPairs = false;
+
+  DRAGOMAN_INLINE Vec even(const std::uint16_t* p) { return first_of_pairs(_mm512_loadu_si512(p)); }
+  DRAGOMAN_INLINE Vec odd(const std::uint16_t* p) { return second_of_pairs(_mm512_loadu_si512(p)); }
+#endif
 };
 
 DRAGOMAN_INLINE std::int32_t largest_magnitude(Vec a, Vec b, std::int32_t most) {
@@ -332,4 +358,7 @@ DRAGOMAN_INLINE void store_act_group(const ActGroupVecs& groups, Vec factor, int
 }  // namespace dragoman::DRAGOMAN_ISA
 
 #include "simd/avx512_wide_tile.h"
+#if !defined(__AVX512VBMI__)
+#include "simd/three_bits.h"
+#endif
 #include "simd/x86.h"

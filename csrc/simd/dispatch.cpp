@@ -33,6 +33,9 @@ const Kernels& table();
 namespace avx512 {
 const Kernels& table();
 }
+namespace avx512_vnni {
+const Kernels& table();
+}
 namespace amx {
 const Kernels& table();
 }
@@ -80,12 +83,16 @@ bool has_avx_vnni() {
          __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & kAvxVnni) != 0;
 }
 
-// AVX-512 with VNNI, BF16 and VBMI.
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+// AVX-512 with VNNI.
+bool has_avx512_vnni() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
-         __builtin_cpu_supports("avx512vbmi");
+         __builtin_cpu_supports("avx512vnni");
+}
+
+// The same with BF16 and VBMI.
+bool has_avx512() {
+  return has_avx512_vnni() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi");
 }
 
 // Tiles, their products of bytes and of bfloat16 (CPUID leaf 7), and a system that saves them (XCR0).
@@ -158,6 +165,7 @@ const Candidate kCandidates[] = {
      .request = request_tiles},
     {.name = "avx512", .table = avx512::table, .is_supported = has_avx512},
     {.name = "amx_plain", .table = amx_plain::table, .is_supported = has_avx512, .for_tests = true},
+    {.name = "avx512_vnni", .table = avx512_vnni::table, .is_supported = has_avx512_vnni},
     {.name = "avx_vnni", .table = avx_vnni::table, .is_supported = has_avx_vnni},
     {.name = "avx2", .table = avx2::table, .is_supported = has_avx2},
 #elif defined(__aarch64__)

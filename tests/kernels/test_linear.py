@@ -94,6 +94,23 @@ def test_the_number_of_threads_changes_no_bit(instruction_set, precision, minimu
     np.testing.assert_array_equal(results[0], results[2])
 
 
+def test_widened_bfloat16_has_the_same_bits_in_all_widths():
+    """Without products of bfloat16 its numbers are multiplied as float32, one after the other."""
+    x, weight = random_floats(0, 13, 320), random_floats(1, 50, 320)
+    results = {}
+    before = kernels.instruction_set()
+    try:
+        for name in {"avx512_vnni", "avx_vnni", "avx2"} & set(kernels.instruction_sets()):
+            kernels.force(name)
+            results[name] = kernels.linear(x, kernels.pack(weight, "bfloat16"))
+    finally:
+        kernels.force(before)
+    if not results:
+        pytest.skip("this machine has none of them")
+    for y in results.values():
+        np.testing.assert_array_equal(y, next(iter(results.values())))
+
+
 @pytest.mark.parametrize(("precision", "minimum", "wide"), [f for f in FORMATS if f[0].startswith("int")])
 def test_quantized_products_agree_between_instruction_sets(precision, minimum, wide):
     """Integer sums are exact and are folded in the same order, so only the rounding of the fold may differ."""
@@ -106,7 +123,7 @@ def test_quantized_products_agree_between_instruction_sets(precision, minimum, w
             results[name] = kernels.linear(x, kernels.pack(weight, precision, minimum=minimum, wide=wide))
     finally:
         kernels.force(before)
-    for name in {"avx512", "avx_vnni"} & set(results):
+    for name in {"avx512", "avx512_vnni", "avx_vnni"} & set(results):
         np.testing.assert_array_equal(results[name], results["avx2"])
     for y in results.values():
         np.testing.assert_allclose(y, results["portable"], rtol=0, atol=1e-6 * np.abs(results["portable"]).max())
