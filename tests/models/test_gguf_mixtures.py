@@ -74,6 +74,21 @@ def describe_glm(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.head_dim // 2)
 
 
+def describe_ling(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_glm(writer, config)
+    writer.add_expert_shared_feed_forward_length(config.moe_intermediate_size)
+
+
+def fuse_attention(weights: Weights) -> Weights:
+    """Ling's queries, keys and values in one, among a GLM's."""
+    found = {name: value for name, value in weights.items() if not re.search(r"\.[qkv]_proj\.", name)}
+    for name, value in weights.items():
+        if ".q_proj." in name:
+            three = [value, *(weights[name.replace(".q_proj.", f".{part}_proj.")] for part in "kv")]
+            found[f"blk.{name.split('.')[2]}.attn_qkv.weight"] = np.concatenate(three)
+    return rename_choice(found)
+
+
 def describe_solar(writer: gguf.GGUFWriter, config: Any) -> None:
     """Solar Open, a GLM-4.5 that rotates whole heads and has experts in all layers."""
     writer.add_expert_count(config.n_routed_experts)
@@ -235,9 +250,12 @@ _LONG = {
         "original_max_position_embeddings": 128,
     },
 }
+_LING = VARIANTS["glm4-moe"] | {"attention_bias": False, "n_group": 3, "topk_group": 2}
+
 CASES = {
     "gpt-oss": Case("gpt-oss", VARIANTS["gpt-oss"], describe_gpt_oss, gather=divide_gates),
     "glm4moe": Case("glm4moe", VARIANTS["glm4-moe"], describe_glm, gather=rename_choice),
+    "bailingmoe2": Case("bailingmoe2", _LING, describe_ling, gather=fuse_attention),
     "glm4moe-solar": Case("glm4moe", VARIANTS["solar-open"], describe_solar, gather=rename_choice),
     "dots1": Case("dots1", _DOTS, describe_scored, gather=rename_choice),
     "ernie4_5-moe": Case("ernie4_5-moe", VARIANTS["ernie4.5-moe"], describe_ernie, squeeze, rename_choice),

@@ -1,5 +1,5 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE and Trinity."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity and Ling 2."""
 
 from __future__ import annotations
 
@@ -37,6 +37,14 @@ EXPERTS = {
 }
 """The names of DeepSeek's checkpoints, which many share."""
 
+_LING_NAMES = names.LLAMA | EXPERTS | {
+    "token_embd": "model.word_embeddings",
+    "blk.attn_qkv": f"{_LAYER}attention.query_key_value",
+    "blk.attn_output": f"{_LAYER}attention.dense",
+    "blk.attn_q_norm": f"{_LAYER}attention.query_layernorm",
+    "blk.attn_k_norm": f"{_LAYER}attention.key_layernorm",
+    "blk.exp_probs_b": f"{_LAYER}mlp.gate.expert_bias",
+}  # fmt: skip
 _GPT_OSS_NAMES = names.LLAMA | EXPERTS | _AFTER_ATTENTION | {
     "blk.attn_sinks": f"{_LAYER}self_attn.sinks",
     "blk.ffn_gate_inp": f"{_LAYER}mlp.router",
@@ -116,6 +124,20 @@ def _glm4_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
         "head_dim": head_size(keys, config),
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
+        "first_k_dense_replace": keys.count("leading_dense_block_count"),
+    }  # fmt: skip
+
+
+def _ling(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse("expert_gating_func", SIGMOID)
+    experts = scored_experts(keys)
+    inner, shared = experts["moe_intermediate_size"], experts["n_shared_experts"]
+    keys.refuse("expert_shared_feed_forward_length", inner * shared, inner)
+    keys.refuse("nextn_predict_layers", 0)
+    return rms(keys) | partly_rotated(keys, config) | experts | {
+        "head_dim": head_size(keys, config),
+        "num_experts": experts["n_routed_experts"],
+        "num_shared_experts": shared,
         "first_k_dense_replace": keys.count("leading_dense_block_count"),
     }  # fmt: skip
 
@@ -262,6 +284,9 @@ MIXTURES: dict[str, Architecture] = {
         model_type="glm4_moe",
         names=names.LLAMA | EXPERTS | _AFTER_ATTENTION,
         extra=_glm4_moe,
+    ),
+    "bailingmoe2": Architecture(
+        name="BailingMoeV2ForCausalLM", model_type="bailing_moe", names=_LING_NAMES, extra=_ling
     ),
     "dots1": Architecture(name="Dots1ForCausalLM", model_type="dots1", names=names.LLAMA | EXPERTS, extra=_dots),
     "ernie4_5-moe": Architecture(
