@@ -104,6 +104,22 @@ def describe_gptj(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.rotary_dim)
 
 
+def describe_minicpm(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_embedding_scale(config.embedding_multiplier)
+    writer.add_residual_scale(config.residual_multiplier)
+    writer.add_logit_scale(config.logits_scaling)
+
+
+def describe_long(writer: gguf.GGUFWriter, config: Any) -> None:
+    describe_minicpm(writer, config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LONGROPE)
+    writer.add_rope_dimension_count(16)
+    for which in ("short", "long"):
+        writer.add_tensor(f"rope_factors_{which}.weight", np.ones(8, np.float32))
+
+
+_MINICPM = VARIANTS["granite"] | {"attention_multiplier": 0.25, "tie_word_embeddings": True}
+
 LLAMA3: Config = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 32}
 
@@ -120,6 +136,13 @@ CASES = {
     "exaone-tied": Case("exaone", VARIANTS["llama-tied"]),
     "internlm2": Case("internlm2", VARIANTS["llama"], change=interleave),
     "internlm2-biases": Case("internlm2", VARIANTS["llama"] | {"attention_bias": True}, change=interleave),
+    "minicpm": Case("minicpm", _MINICPM, describe_minicpm, interleave),
+    "minicpm-long": Case("minicpm", _MINICPM, describe_long, interleave),
+    "minicpm-first": Case(
+        "minicpm",
+        _MINICPM | {"embedding_multiplier": 12.0, "residual_multiplier": 1.4 / 3**0.5, "logits_scaling": 64 / 256},
+        change=interleave,
+    ),
     "gptj": Case("gptj", VARIANTS["gptj"], describe_gptj),
 }
 APERTUS = Case("apertus", VARIANTS["apertus"], describe_apertus, gather=without_numbers)

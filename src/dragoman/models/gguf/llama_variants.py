@@ -1,10 +1,13 @@
 """Architectures of GGUF files that differ from Llama in a point or two: Apertus, Baichuan, BitNet b1.58, Nemotron 4,
-Jais 2, OLMo 1, GLM-4 of 2024, GPT-J, EXAONE 3 and InternLM 2."""
+Jais 2, OLMo 1, GLM-4 of 2024, GPT-J, EXAONE 3, InternLM 2 and MiniCPM."""
 
 from __future__ import annotations
 
+import math
+
 from dragoman.models.gguf import names
 from dragoman.models.gguf.architecture import (
+    LONGROPE,
     Architecture,
     Config,
     Tensors,
@@ -12,6 +15,7 @@ from dragoman.models.gguf.architecture import (
     heads,
     interleaved_rows,
     layer_norm,
+    longrope,
     partly_rotated,
     rms,
 )
@@ -142,6 +146,19 @@ def _internlm2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return heads(keys, config) | rms(keys) | {"bias": "blk.0.attn_q.bias" in tensors}
 
 
+def _minicpm(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    root, width = math.sqrt(config["num_hidden_layers"]), config["hidden_size"]
+    original = keys.size("rope.scaling.original_context_length", config["max_position_embeddings"])
+    # Files of the first models say none of the three.
+    return heads(keys, config) | rms(keys) | longrope(keys, tensors) | {
+        "original_max_position_embeddings": original,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "scale_emb": keys.number("embedding_scale", 12.0),
+        "scale_depth": root * keys.number("residual_scale", 1.4 / root),
+        "dim_model_base": width / keys.number("logit_scale", width / 256),
+    }  # fmt: skip
+
+
 LLAMA_VARIANTS: dict[str, Architecture] = {
     "apertus": Architecture(
         name="ApertusForCausalLM",
@@ -176,5 +193,13 @@ LLAMA_VARIANTS: dict[str, Architecture] = {
         names=_INTERNLM2_NAMES,
         extra=_internlm2,
         row_order=interleaved_rows,
+    ),
+    "minicpm": Architecture(
+        name="MiniCPMForCausalLM",
+        model_type="minicpm",
+        names=names.LLAMA,
+        extra=_minicpm,
+        row_order=interleaved_rows,
+        described=LONGROPE,
     ),
 }
