@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
@@ -12,7 +13,7 @@ from time import perf_counter
 import httpx
 import msgspec
 import pytest
-from sockets import Left, until
+from sockets import Left, ask, read_all, status_of, until
 from stub_runtime import HURRIED, QUICK, STUB, RunningServer, running_server
 from toy_dialect import toy
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -319,6 +320,35 @@ def status_for(server: RunningServer, path: str, headers: dict[str, str], **more
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         connection.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
         return int(connection.recv(4096).split(b" ", 2)[1])
+
+
+HANDSHAKE = (
+    b"GET /north-talk HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+@pytest.mark.parametrize("length", [b"content-length: 5", b"transfer-encoding: chunked"])
+def test_a_handshake_with_a_body_is_refused(server: RunningServer, length: bytes) -> None:
+    answer = ask(server, HANDSHAKE + length + b"\r\n\r\n5\r\nhello")
+    assert status_of(answer) == 400
+    until(lambda: not server.server.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    "frames", [b"\xff" * 40, b"\x81\x02{}", b"\x81\xff\x7f" + b"\xff" * 12], ids=["junk", "bare", "huge"]
+)
+def test_bad_frames_behind_a_handshake_end_it_without_an_error_of_the_server(
+    server: RunningServer, frames: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with server.connect() as connection:
+            connection.sendall(HANDSHAKE + b"\r\n" + frames)
+            with contextlib.suppress(ConnectionError):
+                read_all(connection)
+    until(lambda: not server.server.server_state.connections)
+    assert "Traceback" not in caplog.text
+    assert "Fatal" not in caplog.text
 
 
 def test_a_handshake_that_is_refused_has_one_line(caplog: pytest.LogCaptureFixture) -> None:

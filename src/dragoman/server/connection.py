@@ -331,8 +331,9 @@ class Connection(HttpToolsProtocol):
         if self.parser.declines:
             return
         opens_socket = self.parser.opens_socket
-        if opens_socket and self._unanswered:
-            raise BadRequest("a WebSocket cannot be opened behind a request")
+        if opens_socket and (self._unanswered or length or codings):
+            self._fault = "A WebSocket cannot be opened with a body, nor behind a request that is not answered yet."
+            raise BadRequest(self._fault)
         slot, refusal = self.slot, None
         assert slot is not None
         if not self._unanswered:

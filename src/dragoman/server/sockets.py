@@ -81,6 +81,12 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 return
         super().send_receive_event_to_app()
 
+    def handle_parser_exception(self) -> None:
+        if self.conn.close_sent is None:  # frames that came with the handshake, before it was answered
+            self.transport.abort()
+        else:
+            super().handle_parser_exception()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self.app_state.get(LEFT, lambda: None)()
         super().connection_lost(exc)
