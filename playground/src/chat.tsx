@@ -298,22 +298,40 @@ export function Chat() {
     version.value;
     const [text, setText] = useState("");
     const [pictures, setPictures] = useState<Picture[]>([]);
-    const end = useRef<HTMLDivElement>(null);
-    const stays = useRef(true);
+    const chat = useRef<HTMLDivElement>(null);
+    // An answer is followed to its end from the question on, until the reader scrolls up or does something else.
+    const follows = useRef(false);
     useEffect(() => {
-        const watch = () => (stays.current = innerHeight + scrollY >= document.body.scrollHeight - 120);
+        const page = document.documentElement;
+        let before = scrollY;
+        const watch = () => {
+            if (scrollY < before) follows.current = false;
+            if (running.value && innerHeight + scrollY >= page.scrollHeight - 120) follows.current = true;
+            before = scrollY;
+        };
+        const release = () => {
+            if (!running.value) follows.current = false;
+        };
+        // To the end of the page: the form stands over whatever is behind it.
+        const growth = new ResizeObserver(() => follows.current && scrollTo(0, page.scrollHeight));
+        growth.observe(chat.current!);
         addEventListener("scroll", watch, { passive: true });
-        return () => removeEventListener("scroll", watch);
+        addEventListener("pointerdown", release, true);
+        addEventListener("keydown", release, true);
+        return () => {
+            growth.disconnect();
+            removeEventListener("scroll", watch);
+            removeEventListener("pointerdown", release, true);
+            removeEventListener("keydown", release, true);
+        };
     }, []);
-    useEffect(() => {
-        if (running.value && stays.current) end.current?.scrollIntoView({ block: "end" });
-    });
     const isChat = mode.value === "chat";
     const submit = () => {
         const sent = isChat ? pictures : [];
         if ((!text.trim() && !sent.length) || running.value) return;
         setText("");
         if (isChat) setPictures([]);
+        follows.current = true;
         void ask(text, sent);
     };
     const add = async (files: File[]) => {
@@ -332,7 +350,7 @@ export function Chat() {
         void add(files);
     };
     return (
-        <div class="chat">
+        <div class="chat" ref={chat}>
             <h2 class="sr">Conversation</h2>
             {turns.value.map((turn, i) =>
                 turn.kind === "question" ? (
@@ -344,7 +362,6 @@ export function Chat() {
             {turns.value.length === 0 && (
                 <p class="note">{isChat ? "Ask something." : "Write a text for the model to continue."}</p>
             )}
-            <div ref={end} />
             <Announcement />
             {problem.value && (
                 <p class="error" role="alert">

@@ -92,6 +92,27 @@ def test_a_question_is_edited_and_sent_again(playground: Playground) -> None:
     assert playground.bodies()[-1] == playground.bodies()[-2]
 
 
+@pytest.mark.parametrize("size", [(360, 640), (1200, 800)])
+def test_the_newest_answer_is_followed_from_its_question_on(playground: Playground, size: tuple[int, int]) -> None:
+    page = playground.page
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    script_text(page, "\n\n".join(f"{i}. A line of it." for i in range(30)))
+    hidden = """() => Math.round([...document.querySelectorAll(".answer")].pop().getBoundingClientRect().bottom
+        - document.querySelector(".ask").getBoundingClientRect().top)"""
+    for number in (1, 2, 3):
+        page.evaluate("scrollTo(0, 0)")
+        playground.ask("Count.")
+        playground.answer(number)
+        until(lambda: page.evaluate(hidden) <= 0)
+    page.mouse.move(100, 300)
+    page.mouse.wheel(0, -600)
+    until(lambda: page.evaluate("innerHeight + scrollY < document.documentElement.scrollHeight - 300"))
+    place = page.evaluate("scrollY")
+    page.locator("#question").fill("What is written scrolls nothing.")
+    page.wait_for_timeout(300)
+    assert page.evaluate("scrollY") == place
+
+
 def test_a_text_is_completed(playground: Playground) -> None:
     playground.page.locator("#mode").select_option("completion")
     playground.set(max_tokens=12)
