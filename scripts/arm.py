@@ -35,7 +35,7 @@ PACKAGES = (
 # The releases of manylinux that wheels for it are built for.
 PLATFORMS = [f"manylinux_2_{minor}_aarch64" for minor in (34, 31, 28, 27, 26, 24, 17)] + ["manylinux2014_aarch64"]
 TARGET, COMPILER, EMULATOR = "aarch64-linux-gnu", "aarch64-linux-gnu-g++", "qemu-aarch64"
-LEVELS = ("neon_i8mm", "neon", "portable")
+LEVELS = ("neon_i8mm", "neon", "armv8", "portable")
 # Most by which a log-probability of 64 tokens differs from that of the portable kernels: where numbers are rounded to
 # few bits, a last bit moves some of them to their neighbours. (With AVX2: 5e-6, 0.02, 0.07, 0.06.)
 BOUNDS = {"float32": 1e-4, "bfloat16": 0.1, "int8": 0.2, "int4": 0.2}

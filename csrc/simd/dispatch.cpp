@@ -43,6 +43,9 @@ namespace amx_plain {
 const Kernels& table();
 }
 #elif defined(__aarch64__)
+namespace armv8 {
+const Kernels& table();
+}
 namespace neon {
 const Kernels& table();
 }
@@ -173,6 +176,7 @@ const Candidate kCandidates[] = {
      .table = neon_i8mm::table,
      .is_supported = [] { return arm_features().dot_products && arm_features().matrices; }},
     {.name = "neon", .table = neon::table, .is_supported = [] { return arm_features().dot_products; }},
+    {.name = "armv8", .table = armv8::table, .is_supported = [] { return true; }},
 #endif
     {.name = "portable", .table = portable::table, .is_supported = [] { return true; }},
 };

@@ -1,5 +1,5 @@
-// ARMv8.2 with dot products (neon.cpp), and the same with the instructions of ARMv8.6 for bfloat16 and for bytes of
-// which only one is signed (neon_i8mm.cpp). The contract of each name is in portable.h.
+// ARMv8.0 (armv8.cpp); with the dot products of ARMv8.2 (neon.cpp); and with the instructions of ARMv8.6 for bfloat16
+// and for bytes of which only one is signed (neon_i8mm.cpp). The contract of each name is in portable.h.
 #pragma once
 
 #include <arm_neon.h>
@@ -16,11 +16,19 @@ constexpr bool kHasMatrices = true;
 constexpr bool kHasMatrices = false;
 #endif
 
+#if defined(__ARM_FEATURE_DOTPROD)
+constexpr bool kHasDotProducts = true;
+#else
+constexpr bool kHasDotProducts = false;
+#endif
+
 // By counting instructions (docs/performance.md), not measured: nobody has run these kernels on a real processor.
 constexpr Tuning kTuning{
     .quantized_rows = 4,
     // 24 sums, four quarters of weights and one quad of activations, of 32 registers; or those of neon_matrix_tiles.h
-    .wide_rows = kHasMatrices ? 8 : 6,
+    .wide_rows = kHasMatrices      ? 8
+                 : kHasDotProducts ? 6
+                                   : 4,
     .float_rows = kHasMatrices ? 6 : 4,  // without bfdot, bfloat16 weights are widened into twice as many registers
     .together_rows = 2,
     .assembly_rows = kHasMatrices ? 3 : kNever,
@@ -209,11 +217,20 @@ DRAGOMAN_INLINE Bytes low_nibbles(Bytes a) {
 DRAGOMAN_INLINE Bytes high_nibbles(Bytes a) {
   return {vshrq_n_u8(a.a, 4), vshrq_n_u8(a.b, 4), vshrq_n_u8(a.c, 4), vshrq_n_u8(a.d, 4)};
 }
+#if defined(__ARM_FEATURE_DOTPROD)
+DRAGOMAN_INLINE int32x4_t dot_quads(int32x4_t sum, int8x16_t w, int8x16_t x) { return vdotq_s32(sum, w, x); }
+#else
+// The sums of two products, at most 2 · 128 · 127, fit 16 bits.
+DRAGOMAN_INLINE int32x4_t dot_quads(int32x4_t sum, int8x16_t w, int8x16_t x) {
+  const int16x8_t first = vmull_s8(vget_low_s8(w), vget_low_s8(x)), second = vmull_high_s8(w, x);
+  return vpadalq_s16(sum, vpaddq_s16(first, second));
+}
+#endif
 // acc + w · x, four products in each lane, of w ≤ 127.
 DRAGOMAN_INLINE Ints dot_codes(Ints acc, Bytes w, std::uint32_t x) {
   const int8x16_t quad = vreinterpretq_s8_u32(vdupq_n_u32(x));
   return each<Ints>([quad](auto sum, auto codes)
-                        DRAGOMAN_QUARTER { return vdotq_s32(sum, vreinterpretq_s8_u8(codes), quad); },
+                        DRAGOMAN_QUARTER { return dot_quads(sum, vreinterpretq_s8_u8(codes), quad); },
                     acc, w);
 }
 #if defined(DRAGOMAN_NEON_MATRICES)

@@ -1,8 +1,8 @@
 """Python interface of the native kernels: one thin function per kernel that checks shapes and dtypes.
 
 Built from ``csrc/``. The instruction set is chosen at import; ``DRAGOMAN_KERNELS`` in the environment forces one:
-``amx|avx512|avx512_vnni|avx_vnni|avx2|portable``, on ARM ``neon_i8mm|neon|portable`` (ImportError where this processor
-does not have it).
+``amx|avx512|avx512_vnni|avx_vnni|avx2|portable``, on ARM ``neon_i8mm|neon|armv8|portable`` (ImportError where this
+processor does not have it).
 ``kernels.reference`` defines each kernel again in NumPy, for tests.
 """
 

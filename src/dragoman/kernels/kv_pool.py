@@ -14,7 +14,7 @@ BLOCK_TOKENS = 32
 
 KVPrecision = Literal["float32", "bfloat16", "int8", "int4"]
 
-_WIDENING = frozenset({"avx2", "avx512_vnni", "avx_vnni", "neon", "portable"})
+_WIDENING = frozenset({"armv8", "avx2", "avx512_vnni", "avx_vnni", "neon", "portable"})
 """Instruction sets that multiply bfloat16 as float32, half as many numbers at a time as int8."""
 
 
