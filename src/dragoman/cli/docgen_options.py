@@ -49,7 +49,7 @@ TAIL = """\
 
 | variable | meaning |
 |---|---|
-| `DRAGOMAN_KERNELS` | `amx`, `avx512`, `avx512_vnni`, `avx_vnni`, `avx2`, `neon_i8mm`, `neon`, `armv8` or `portable`: the kernels, not the best ones |
+| `DRAGOMAN_KERNELS` | the kernels, not the best ones: [their names](operating.md#which-machines-get-which-kernels) |
 | `DRAGOMAN_CACHE` | folder of the packed weights' cache, instead of `~/.cache/dragoman` |
 | `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`, `HF_HUB_OFFLINE` | the hub library's own: token, folders, no network |
 """
