@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from dragoman.cli.address import Address
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import EngineUnavailable, GenerationFailed
 
 _LINE_LIMIT = 1 << 22
@@ -43,7 +44,7 @@ async def fetch_json(
             return msgspec.json.decode(b"".join([line async for line in lines]))
     except TimeoutError:
         raise EngineUnavailable(f"{address} did not answer within {timeout_s:g} s") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise GenerationFailed(f"{address}{path} answered something that is not JSON: {error}") from None
 
 
@@ -183,5 +184,5 @@ def _error_message(answer: bytes) -> str:
         if error is None:
             raise KeyError
         return str(error["message"] if isinstance(error, dict) else error)
-    except (msgspec.DecodeError, UnicodeDecodeError, AttributeError, KeyError, TypeError):
+    except (*UNDECODABLE, AttributeError, KeyError, TypeError):
         return answer[:300].decode(errors="replace").strip() or "an empty answer"

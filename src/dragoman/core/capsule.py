@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import BadRequest
 from dragoman.core.events import FinishReason, TokenLogprob
 from dragoman.core.images import ImageTiles, PlacedImage
@@ -232,7 +233,7 @@ def decode(data: bytes) -> Capsule:
             given = msgspec.json.decode(outline.request.get(name, b"null"))
             if unknown := set(given or ()) - set(struct.__struct_fields__):
                 raise BadRequest(f"'{name}' has the unknown field '{min(unknown)[:64]}'")
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (*UNDECODABLE, RecursionError) as error:
         raise BadRequest(f"it is no capsule: {error}") from None
     _check(capsule)
     return capsule

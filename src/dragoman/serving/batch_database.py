@@ -22,6 +22,7 @@ from dragoman.core.batches import (
     UnknownBatch,
     UnknownFile,
 )
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import BadRequest, Overloaded
 from dragoman.serving.settings import BatchSettings
 from dragoman.serving.sqlite_file import Database, check_whole, close, connect, in_place, table_version, transaction
@@ -312,7 +313,7 @@ class BatchDatabase:
         for row in rows:
             try:
                 found.append(read(row))
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 if (read, row[0]) not in self._unreadable:
                     log.error("%s has a damaged record, which is left out: %s", self._database.file, error)
                 self._unreadable.add((read, row[0]))

@@ -33,6 +33,7 @@ from dragoman.core.batches import (
     UnknownBatch,
     UnknownFile,
 )
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.entropy import token_hex
 from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, PayloadTooLarge
@@ -312,7 +313,7 @@ class SqliteBatchStore:
         except (UnknownFile, UnknownBatch):
             note_elsewhere()
             raise
-        except (sqlite3.Error, OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (sqlite3.Error, OSError, *UNDECODABLE) as error:
             self.failures += 1
             log.error("the store of files and batches fails: %s", error)
             raise GenerationFailed("The stored files cannot be reached: see the server's log.") from None

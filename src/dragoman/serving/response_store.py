@@ -19,8 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-import msgspec
-
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.responses import (
@@ -171,7 +170,7 @@ class SqliteResponseStore:
         """Run the work in the store's thread. Raises GenerationFailed."""
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
-        except (sqlite3.Error, OSError, zlib.error, msgspec.DecodeError, UnicodeDecodeError, DragomanError) as error:
+        except (sqlite3.Error, OSError, zlib.error, *UNDECODABLE, DragomanError) as error:
             self.failures += 1
             log.error("the store of responses fails: %s", error)
             raise GenerationFailed("The stored responses cannot be reached: see the server's log.") from None
@@ -275,7 +274,7 @@ class SqliteResponseStore:
             for _, id, _, state in found:
                 try:
                     unfinished.append(response_tables.unpacked(state))
-                except (zlib.error, msgspec.DecodeError, UnicodeDecodeError) as error:
+                except (zlib.error, *UNDECODABLE) as error:
                     log.error("response %s is damaged, and does not go on: %s", id, error)
                     database.execute("UPDATE responses SET running = 0 WHERE id = ?", (id,))
         return unfinished

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.responses import MAX_CHAIN, MAX_CHAIN_BYTES, ChainTooLong, StoredResponse
 from dragoman.serving import conversation_tables
 from dragoman.serving.sqlite_file import check_whole, table_version
@@ -139,12 +140,8 @@ def hide(database: sqlite3.Connection, tenant: str, id: str) -> None:
     (state,) = database.execute("SELECT state FROM responses WHERE tenant = ? AND id = ?", (tenant, id)).fetchone()
     try:
         data = packed(without_events(msgspec.structs.replace(unpacked(state), is_running=False)))
-    except (
-        zlib.error,
-        msgspec.DecodeError,
-        UnicodeDecodeError,
-    ):  # it must not keep all that comes later from being stored
-        data = state
+    except (zlib.error, *UNDECODABLE):
+        data = state  # a damaged one must not keep later ones from being stored
     database.execute(
         "UPDATE responses SET hidden = 1, running = 0, state = ?, bytes = ? WHERE tenant = ? AND id = ?",
         (data, len(data), tenant, id),

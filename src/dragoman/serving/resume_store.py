@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import DragomanError, GenerationFailed
 from dragoman.core.journal import current_journal
 from dragoman.core.resume import ResumeKey, SavedGeneration, SavedSequence
@@ -240,7 +241,7 @@ class SqliteResumeStore:
             try:
                 found = _decode_row(row[0])
                 saved = found.before if request and found.request == request else found.saved
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            except UNDECODABLE as error:
                 log.warning("a cut generation cannot be read: %s", error)
         self.hits += saved is not None
         self.misses += saved is None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import BadRequest
 from dragoman.core.whole_file import replace_file
 
@@ -74,7 +75,7 @@ class Instructions:
                     self._stored = msgspec.json.decode(file.read(MAX_FILE_BYTES), type=Stored)
             except FileNotFoundError:
                 self._stored = Stored()
-            except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            except (OSError, *UNDECODABLE) as error:
                 log.warning("%s cannot be read, and counts as empty: %s", self._path, error)
                 self._stored, self._is_readable = Stored(), False
         return self._stored

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import BadRequest, DragomanError
 from dragoman.core.regular_file import require_regular
 from dragoman.core.user_folders import expand_user
@@ -137,7 +138,7 @@ def _read(path: Path) -> dict[str, DerivedModel]:
         stored = msgspec.json.decode(content, type=_Stored)
     except FileNotFoundError:
         return {}
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, *UNDECODABLE) as error:
         raise DragomanError(f"--derived-models {path}: {error}") from None
     return {_key(model.name): model for model in stored.derived_models}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.errors import ModelError
 from dragoman.engine_client.vllm.http import HttpClient, HttpFailure
 from dragoman.engine_client.vllm.model import RemoteModel
@@ -103,7 +104,7 @@ class Probe:
     async def _version(self) -> str:
         try:
             version = msgspec.json.decode(await self._get(VERSION), type=VersionAnswer).version
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             raise self._refusal(f"is no vLLM server: it does not answer {VERSION} with a version") from None
         found = _VERSION.match(version)
         if found is None or (int(found[1]), int(found[2])) < OLDEST:
@@ -114,7 +115,7 @@ class Probe:
         """Return the entry of the model; the server may list adapters too."""
         try:
             models = msgspec.json.decode(await self._get(MODELS), type=ModelList).data
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNDECODABLE:
             raise self._refusal(f"does not answer {MODELS} as vLLM does") from None
         for listed in models:
             if listed.parent is None and {listed.id, listed.root} & self._model.names:
@@ -176,7 +177,7 @@ class Probe:
         status, content = await self._generate(model, params)
         try:
             token_ids = msgspec.json.decode(content, type=WholeAnswer).choices[0].token_ids if status == 200 else None
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+        except (*UNDECODABLE, IndexError):
             token_ids = None
         grammars = read_answer(nonce, token_ids or ())
         if grammars is None:
@@ -202,7 +203,7 @@ class Probe:
         try:
             answer = msgspec.json.decode(content, type=WholeAnswer)
             logprobs = answer.choices[0].logprobs
-        except (msgspec.DecodeError, UnicodeDecodeError, IndexError):
+        except (*UNDECODABLE, IndexError):
             logprobs = None
         if status != 200 or logprobs is None or not logprobs.content:
             raise self._refusal(f"does not generate: status {status}, {error_message(content)}")

@@ -37,18 +37,26 @@ _GEMMA4_12B: dict[str, Any] = {
     "sliding_window": 1024,
     "max_position_embeddings": 262_144,
     "hidden_size_per_layer_input": 0,
+    "use_bidirectional_attention": "vision",
 }
-_GEMMA4_12B |= {"use_bidirectional_attention": "vision"}
 _GLM4V: dict[str, Any] = {
     "vocab_size": 151_552,
     "hidden_size": 4096,
     "intermediate_size": 13_696,
     "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
 }
-_GLM4V |= {"num_attention_heads": 32, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-5}
-_GLM4V_MOE: dict[str, Any] = {"vocab_size": 151_424, "intermediate_size": 10_944, "num_hidden_layers": 46}
-_GLM4V_MOE |= {"max_position_embeddings": 65_536, "moe_intermediate_size": 1408, "n_routed_experts": 128}
-_GLM4V_MOE |= {"attention_bias": True}
+_GLM4V_MOE: dict[str, Any] = {
+    "vocab_size": 151_424,
+    "intermediate_size": 10_944,
+    "num_hidden_layers": 46,
+    "max_position_embeddings": 65_536,
+    "moe_intermediate_size": 1408,
+    "n_routed_experts": 128,
+    "attention_bias": True,
+}
 
 
 def _reader(

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.caller import Caller, current_caller
+from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.entropy import current_entropy
 from dragoman.core.errors import DragomanError, GenerationCancelled, GenerationFailed, Overloaded, ShuttingDown
 from dragoman.core.journal import Journal, current_journal
@@ -209,7 +210,7 @@ class BackgroundRuns:
                 continue
             try:
                 record = _decode(stored.record)
-            except (msgspec.DecodeError, UnicodeDecodeError, KeyError):
+            except (*UNDECODABLE, KeyError):
                 log.error("response %s was begun by another version of the server: it is given up", stored.id)
                 await store.delete(stored.tenant, stored.id)
                 continue
