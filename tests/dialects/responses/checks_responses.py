@@ -24,8 +24,9 @@ class Sure(BaseModel):
     sure: bool
 
 
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+def client(url: str, *, strict: bool = False) -> openai.OpenAI:
+    """``strict``: what an answer lacks of its type raises."""
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=strict)
 
 
 def create(url: str, **fields: Any) -> Any:
@@ -112,6 +113,38 @@ def check_input_items_and_tokens(url: str) -> None:
     assert item.content[0].text == ASK
     counted = asking.responses.input_tokens.count(model="embedded", input=ASK, instructions="Calm.")
     assert counted.input_tokens == response.usage.input_tokens
+
+
+def check_listed_items_have_their_types(url: str) -> None:
+    """As short as they may be sent: the lists have what the types of the package require."""
+    asking = client(url, strict=True)
+    items: Any = [
+        {"role": "developer", "content": [{"type": "input_text", "text": "Calm."}]},
+        {"role": "user", "content": ASK},
+        {"type": "reasoning", "id": "rs_9", "content": [{"type": "reasoning_text", "text": "Hm."}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
+        {"type": "function_call", "call_id": "call_1", "name": "f", "arguments": "{}"},
+        {"type": "custom_tool_call", "call_id": "call_2", "name": "g", "input": "x"},
+        {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "text", "text": "Sun."}]},
+        {"type": "custom_tool_call_output", "call_id": "call_2", "output": "Rain."},
+        {"role": "assistant", "content": "Both."},
+        {"role": "user", "content": [{"type": "text", "text": ASK}]},
+    ]
+    begun = asking.conversations.create(items=items)
+    added = asking.conversations.items.create(begun.id, items=items)
+    assert [item.type for item in added.data] == [item.get("type", "message") for item in items]
+    listed = asking.conversations.items.list(begun.id, order="asc", limit=100).data
+    assert listed[10:] == added.data
+    for item in added.data:
+        assert asking.conversations.items.retrieve(str(item.id), conversation_id=begun.id) == item
+    response = asking.responses.create(model="embedded", input=items, max_output_tokens=1)
+    given = asking.responses.input_items.list(response.id, order="asc", limit=100).data
+    assert [(item.type, getattr(item, "status", "completed")) for item in given if item.type != "reasoning"] == [
+        (item.get("type", "message"), "completed") for item in items if item.get("type") != "reasoning"
+    ]
+    asking.responses.create(model="embedded", input=ASK, conversation=begun.id, max_output_tokens=1)
+    assert len(asking.conversations.items.list(begun.id, limit=100).data) == 22
+    assert asking.conversations.update(begun.id, metadata=None).metadata == {}
 
 
 def check_errors(url: str) -> None:

@@ -53,6 +53,7 @@ def test_a_conversation_has_an_id_and_its_metadata(server: ScriptedServer) -> No
     changed = call(server, "POST", f"/{made['id']}", {"metadata": {"topic": "land"}}).json()
     assert changed == made | {"metadata": {"topic": "land"}}
     assert call(server, "GET", f"/{made['id']}").json() == changed
+    assert call(server, "POST", f"/{made['id']}", {"metadata": None}).json() == made | {"metadata": {}}
 
 
 def test_a_deleted_conversation_is_gone(server: ScriptedServer) -> None:

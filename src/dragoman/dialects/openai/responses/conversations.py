@@ -14,12 +14,9 @@ from dragoman.core.responses import ChainTooLong, NumberedItem, ResponseStore, S
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.field import Field, Outline, Table
-from dragoman.dialects.field_types import ListOf
+from dragoman.dialects.field_types import FieldError, FieldRule, ListOf
 from dragoman.dialects.openai.errors import InvalidRequest, ObjectNotFound
 from dragoman.dialects.openai.responses.content import (
-    CALLS,
-    MESSAGE,
-    RESULTS,
     Placed,
     check_items,
     placed_items,
@@ -50,7 +47,10 @@ ITEMS = Field(
     note="Items, as `input` of a response has them.",
 )
 CONVERSATION = Table(name="conversation to create", fields=(ITEMS, METADATA))
-CHANGE = Table(name="conversation to change", fields=(structs.replace(METADATA, required=True),))
+CHANGE = Table(
+    name="conversation to change",
+    fields=(structs.replace(METADATA, note="At most 16 texts by name, or `null` for none; it must be there."),),
+)
 NEW_ITEMS = Table(name="conversation items", fields=(structs.replace(ITEMS, required=True),))
 
 
@@ -107,7 +107,7 @@ def said(stored: StoredResponse) -> list[tuple[str, bytes]]:
     response = msgspec.json.decode(stored.response)
     if response["status"] not in (COMPLETED, INCOMPLETE):
         return []
-    return _packed([_listed(item) for item in (*msgspec.json.decode(stored.input), *response["output"])])
+    return _packed([*msgspec.json.decode(stored.input), *response["output"]])
 
 
 async def _numbered(store: ResponseStore, tenant: str, id: str) -> Sequence[NumberedItem]:
@@ -126,13 +126,6 @@ def _check_room(store: ResponseStore, found: StoredConversation) -> None:
 
 def _packed(items: Sequence[Mapping[str, Any]]) -> list[tuple[str, bytes]]:
     return [(str(item["id"]), msgspec.json.encode(item)) for item in items]
-
-
-def _listed(item: dict[str, Any]) -> dict[str, Any]:
-    """Return an item as a conversation lists it."""
-    if item["type"] in (MESSAGE, *CALLS, *RESULTS) and not isinstance(item.get("status"), str):
-        return {**item, "status": COMPLETED}
-    return item
 
 
 # Operations ----------------------------------------------------------------------------------------------------------
@@ -184,8 +177,10 @@ async def retrieve(serving: Serving, context: RequestContext) -> None:
 async def update(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /v1/conversations/{id}``."""
     reading = await context.read(CHANGE)
+    if METADATA.name not in await context.read_json():
+        raise FieldError(FieldRule.MISSING, (METADATA.name,), bound=METADATA.name)
     found = await _found(serving, context)
-    changed = structs.replace(found, metadata=msgspec.json.encode(reading.values["metadata"]))
+    changed = structs.replace(found, metadata=msgspec.json.encode(reading.values["metadata"] or {}))
     await serving.responses.keep_conversation(changed)
     await context.reply(_shown(changed))
 
@@ -254,7 +249,7 @@ async def _new_items(
     files = FileReader(StoredFiles(serving.batches, context), sees_images=card.images is not None)
     placed = await with_files(placed, files)
     check_items(placed, card)
-    return [_listed(item) for item in kept_items(placed, token_hex(16))]
+    return kept_items(placed, token_hex(16))
 
 
 def _shown(stored: StoredConversation) -> dict[str, Any]:

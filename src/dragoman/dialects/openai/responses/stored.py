@@ -22,9 +22,12 @@ from dragoman.core.responses import (
 from dragoman.dialects.field_types import FieldError, FieldRule
 from dragoman.dialects.openai.errors import InvalidRequest, ObjectNotFound
 from dragoman.dialects.openai.responses.content import (
+    CALLS,
     MESSAGE,
     REASONING,
     REFERENCE,
+    RESULTS,
+    TEXTS,
     Placed,
     reasoning_text,
 )
@@ -222,20 +225,41 @@ def own_items(given: Any, resolved: Sequence[Placed], digits: str) -> bytes:
 
 
 def kept_items(items: Sequence[Placed], digits: str) -> list[dict[str, Any]]:
-    """Return items with a type and an id each. ``digits``: a part of new ids."""
+    """Return items as they are listed, with all that their types require. ``digits``: a part of new ids."""
     return [_kept(placed.item, f"{digits}_i{i}") for i, placed in enumerate(items)]
 
 
 def _kept(item: dict[str, Any], digits: str) -> dict[str, Any]:
     kept = dict(item)
+    kind = kept["type"]
     if not isinstance(kept.get("id"), str):
         kept.pop("id", None)
-        kept = {"id": f"{PREFIXES.get(kept['type'], 'item')}_{digits}", **kept}
-    content = kept.get("content")
-    if kept["type"] == MESSAGE and isinstance(content, str):
-        kind = "output_text" if kept.get("role") == "assistant" else "input_text"
-        kept["content"] = [{"type": kind, "text": content}]
+        kept = {"id": f"{PREFIXES.get(kind, 'item')}_{digits}", **kept}
+    if kind in (MESSAGE, *CALLS, *RESULTS) and not isinstance(kept.get("status"), str):
+        kept["status"] = COMPLETED
+    if kind == REASONING and not isinstance(kept.get("summary"), list):
+        kept["summary"] = []
+    if kind == MESSAGE:
+        is_output = kept.get("role") == "assistant"
+        content = kept.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
+        kept["content"] = [_kept_part(part, is_output=is_output) for part in parts]
+    elif kind in RESULTS and isinstance(kept.get("output"), list):
+        kept["output"] = [_kept_part(part, is_output=False) for part in kept["output"]]
     return kept
+
+
+def _kept_part(part: dict[str, Any], *, is_output: bool) -> dict[str, Any]:
+    """Return a part of a content as it is listed: a text has the type that the role of its message asks for."""
+    match part.get("type"):
+        case kind if kind in TEXTS and is_output:
+            return {**part, "type": "output_text", "annotations": part.get("annotations") or []}
+        case kind if kind in TEXTS:
+            return {**part, "type": "input_text"}
+        case "input_image" if part.get("detail") is None:
+            return {**part, "detail": "auto"}
+        case _:
+            return part
 
 
 class AskedPage(NamedTuple):
