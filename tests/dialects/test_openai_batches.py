@@ -193,7 +193,7 @@ def test_every_line_is_answered_as_the_request_alone(client: openai.OpenAI) -> N
     assert streamed["response"]["body"]["error"]["param"] == "stream"
     assert batch.output_file_id is not None
     assert client.files.retrieve(batch.output_file_id).purpose == "batch_output"
-    with pytest.raises(openai.BadRequestError):
+    with pytest.raises(openai.BadRequestError, match="Cannot cancel a batch with status 'completed'"):
         client.batches.cancel(batch.id)
 
 

@@ -27,6 +27,14 @@ class UnknownBatch(NotFound):
     """The caller has no such batch."""
 
 
+class BatchIsOver(BadRequest):
+    """The batch has ended, and cannot be cancelled any more. ``status``: how it has ended."""
+
+    def __init__(self, id: str, status: str) -> None:
+        super().__init__(f"Batch {id[:128]} cannot be canceled: it has ended.")
+        self.status = status
+
+
 class StoredFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file. ``number``: ascending in the order of creation. ``lines``: how many it has, at least; 0 where nobody has
     counted. ``expires_s``: Unix time; None: never."""

@@ -25,6 +25,7 @@ from typing import IO, TypeVar
 import msgspec
 
 from dragoman.core.batches import (
+    BatchIsOver,
     BatchLine,
     BatchStatus,
     LineResult,
@@ -36,7 +37,7 @@ from dragoman.core.batches import (
 from dragoman.core.decoding import UNDECODABLE
 from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.entropy import token_hex
-from dragoman.core.errors import BadRequest, DragomanError, GenerationFailed, PayloadTooLarge
+from dragoman.core.errors import DragomanError, GenerationFailed, PayloadTooLarge
 from dragoman.core.user_folders import make_private_folder
 from dragoman.serving.batch_contents import (
     TEMPORARY,
@@ -183,7 +184,7 @@ class SqliteBatchStore:
     async def cancel(self, tenant: str, id: str) -> StoredBatch:
         def cancelling(batch: StoredBatch) -> StoredBatch | None:
             if batch.status.is_over:
-                raise BadRequest(f"Cannot cancel a batch with status '{batch.status}'.")
+                raise BatchIsOver(batch.id, batch.status)
             if batch.status in (BatchStatus.CANCELLING, BatchStatus.FINALIZING):
                 return None
             return msgspec.structs.replace(batch, status=BatchStatus.CANCELLING, cancelling_s=self.now)

@@ -247,8 +247,13 @@ def test_deferred_tools_are_not_shown_until_they_are_named(calling: ScriptedServ
     [
         ({"tools": [WEATHER, WEATHER]}, "tools: Tool names must be unique."),
         (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "tools.0.type: 'web_search_20250305' is a tool of Anthropic's servers; this server runs none",
+        ),
+        (
             {"tools": [{"type": "bash_20250124", "name": "bash"}]},
-            "tools.0.type: 'bash_20250124' is a tool of Anthropic's servers; this server runs none",
+            "tools.0.type: 'bash_20250124' is a tool whose schema only Anthropic's models know; "
+            "give it as type 'custom', with its 'input_schema'",
         ),
         ({"tools": [{"name": "a"}]}, "tools.0.input_schema: Field required"),
         (

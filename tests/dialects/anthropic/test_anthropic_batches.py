@@ -135,7 +135,9 @@ def test_what_is_cancelled_or_late_says_so(server: RunningServer, ann: httpx.Cli
     kinds = [each["type"] for each in results(ann, batch).values()]
     assert len(kinds) == 24
     assert kinds.count("canceled") == batch["request_counts"]["canceled"] > 0
-    assert ann.post(f"{PATH}/{batch['id']}/cancel").status_code == 400
+    late = ann.post(f"{PATH}/{batch['id']}/cancel")
+    message = f"Batch {batch['id']} cannot be canceled: it has ended."
+    assert (late.status_code, late.json()["error"]) == (400, {"type": "invalid_request_error", "message": message})
     store = server.runtime.serving.batches
     store._clock = lambda: time.time() + batches.WINDOW_S + 1
     try:

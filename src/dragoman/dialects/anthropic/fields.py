@@ -107,6 +107,10 @@ MESSAGE = Table(
 )
 
 
+CLIENT_TOOLS = ("bash_", "text_editor_", "computer_", "browser_", "memory_")
+"""How the types of tools begin that clients run, whose schemas only Anthropic's own models know."""
+
+
 class ToolType(Wrapped, frozen=True):
     """Tools of the client's own; those of other types have other members, and are refused by their type first."""
 
@@ -115,6 +119,11 @@ class ToolType(Wrapped, frozen=True):
         if isinstance(kind, str) and kind != "custom":
             place = numbered((*path, "type"))
             message = f"{place}: '{kind[:64]}' is a tool of Anthropic's servers; this server runs none"
+            if kind.startswith(CLIENT_TOOLS):
+                message = (
+                    f"{place}: '{kind[:64]}' is a tool whose schema only Anthropic's models know; "
+                    "give it as type 'custom', with its 'input_schema'"
+                )
             raise UnsupportedFeature(message, param=place)
         return self.inner.check(value, path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dragoman.core.batches import DAY_S, StoredBatch, UnknownBatch, UnknownFile
+from dragoman.core.batches import DAY_S, BatchIsOver, StoredBatch, UnknownBatch, UnknownFile
 from dragoman.core.caller import current_caller
 from dragoman.core.entropy import token_hex, wall_time
 from dragoman.core.errors import BadRequest
@@ -94,7 +94,11 @@ async def retrieve(serving: Serving, context: RequestContext) -> None:
 async def cancel(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /v1/batches/{id}/cancel``."""
     store = store_of(serving, context)
-    await context.reply(rendered(await store.cancel(context.tenant, context.path_params["id"])))
+    try:
+        batch = await store.cancel(context.tenant, context.path_params["id"])
+    except BatchIsOver as over:
+        raise BadRequest(f"Cannot cancel a batch with status '{over.status}'.") from None
+    await context.reply(rendered(batch))
 
 
 def rendered(batch: StoredBatch) -> dict[str, Any]:
