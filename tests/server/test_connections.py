@@ -14,12 +14,19 @@ class Places:
     def __init__(self, most: int = 4, reserve: int = 2, per_client: int | None = None) -> None:
         self.now = 0.0
         self.dropped: list[str] = []
+        self.closes_late = False
         self.table = Connections(most, reserve, per_client, clock=lambda: self.now)
 
     def enter(self, name: str, client: str = "10.0.0.1", age_s: float = 1.0) -> Slot:
         slot = self.table.enter(client)
         assert slot is not None
-        slot.drop = lambda: self.dropped.append(name)
+
+        def drop() -> None:
+            self.dropped.append(name)
+            if not self.closes_late:
+                self.table.leave(slot)
+
+        slot.drop = drop
         self.now += age_s
         self.pass_turns()
         return slot
@@ -75,6 +82,27 @@ def test_who_has_the_most_idle_connections_loses_one() -> None:
         assert places.table.has_room()
         places.enter("rude", "10.6.6.6")
     assert places.dropped == ["rude 1", "rude 2", "rude 3", "rude 4"]
+
+
+def test_no_more_are_dropped_at_a_time_than_there_is_a_reserve() -> None:
+    """A dropped connection has its descriptor until it is closed, with TLS for a while: a crowd would take them all."""
+    places = Places(most=4, reserve=2)
+    places.closes_late = True
+    first, second, *_ = [places.enter(name) for name in "abcd"]
+    resumed: list[bool] = []
+    places.table.on_room = lambda: resumed.append(True)
+    for name in "ef":
+        assert places.table.has_room()
+        places.enter(name)
+    assert not places.table.has_room()
+    assert places.dropped == ["a", "b"]
+    assert not resumed
+    places.table.leave(first)
+    places.table.leave(second)
+    assert resumed
+    assert places.table.has_room()
+    assert places.dropped == ["a", "b", "c"]
+    assert len(places.table) == 3
 
 
 def test_what_is_idle_goes_before_what_is_uploading_and_that_before_nothing() -> None:

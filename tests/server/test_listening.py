@@ -35,7 +35,7 @@ from dragoman.server.address import bound, bound_unix, remove_unix
 from dragoman.server.connections import GRACE_S, Connections
 from dragoman.server.lifecycle import certificates_of
 from dragoman.server.listener import BATCH, Listener
-from dragoman.server.open_files import OTHER_DESCRIPTORS, allow_connections
+from dragoman.server.open_files import LEAST_FILES, OTHER_DESCRIPTORS, OWN_LEAST, allow_connections
 from dragoman.server.settings import NetworkSettings
 
 LIVE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
@@ -200,7 +200,7 @@ def limit() -> Iterator[None]:
 def test_the_limit_of_open_files_is_raised_to_what_connections_need(caplog: pytest.LogCaptureFixture) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
-    assert allow_connections(1024, 64) == 1024
+    assert allow_connections(1024, 64) == (1024, 64)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024 + 64 + OTHER_DESCRIPTORS
     assert not caplog.records
 
@@ -211,10 +211,22 @@ def test_where_the_hard_limit_is_too_low_fewer_connections_are_allowed_and_the_l
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    assert allow_connections(1024, 64) == 512 - 64 - OTHER_DESCRIPTORS
+    assert allow_connections(1024, 64) == (512 - 64 - OTHER_DESCRIPTORS, 64)
     assert asked == [(512, 512)]
     assert "--max-connections" in caplog.text
     assert "LimitNOFILE" in caplog.text
+
+
+@pytest.mark.parametrize("files", [LEAST_FILES, 100, 128, 256, 300])
+@pytest.mark.parametrize("wanted", [4, 1024])
+def test_however_few_files_there_are_clients_leave_the_server_its_own(
+    files: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    connections, reserve = allow_connections(wanted, 64)
+    assert 1 <= reserve <= 64
+    assert 4 <= connections <= wanted
+    assert connections + reserve <= files - OWN_LEAST
 
 
 def test_without_descriptors_nothing_spins_or_is_thrown_into_the_log(

@@ -91,6 +91,9 @@ class Connections:
         self.refused = 0
         self._clock = clock
         self._all: set[Slot] = set()
+        self._closing: set[Slot] = set()
+        """Slots that were given to others, whose connections still have their descriptors: until the loop's next turn,
+        with TLS for as long as their clients take to answer."""
         self._looks = 0
         self._busy = 0
         self._by_client: dict[str, int] = {}
@@ -101,6 +104,8 @@ class Connections:
 
     def has_room(self) -> bool:
         """Return whether one more may be accepted, perhaps in the place of one that is then closed."""
+        if len(self._closing) >= max(1, self.reserve):
+            return False
         if len(self._all) >= self.max_connections:
             self.drop_one()
         return len(self._all) < self.max_connections + self.reserve
@@ -126,14 +131,20 @@ class Connections:
 
     def leave(self, slot: Slot) -> None:
         """Free the slot of a closed connection. A second call does nothing."""
-        if slot not in self._all:
+        if slot in self._closing:
+            self._closing.discard(slot)
+        elif slot in self._all:
+            self._free(slot)
+        else:
             return
+        if self.on_room is not None:
+            self.on_room()
+
+    def _free(self, slot: Slot) -> None:
         self._all.discard(slot)
         self._count(slot.client, -1)
         self._leave_state(slot)
         slot.drop = slot.waiting = None
-        if self.on_room is not None:
-            self.on_room()
 
     def set_idle(self, slot: Slot) -> None:
         """Mark the connection as waiting for its client from now on."""
@@ -197,7 +208,8 @@ class Connections:
             if self._clock() - slot.since >= grace_s:
                 self.dropped += 1
                 drop = slot.drop
-                self.leave(slot)
+                self._free(slot)
+                self._closing.add(slot)
                 drop()
                 return True
         return False

@@ -173,8 +173,9 @@ async def serve(
         certificates = certificates_of(network)
         if certificates is not None:
             reloads.add("TLS certificates", certificates.reload)
-        possible = allow_connections(settings.max_connections, network.reserved_connections)
+        possible, reserve = allow_connections(settings.max_connections, network.reserved_connections)
         settings = msgspec.structs.replace(settings, max_connections=possible)
+        network = msgspec.structs.replace(network, reserved_connections=reserve)
         figures = metrics_socket(settings, dialects)
         async with (
             start_runtime(

@@ -9,16 +9,14 @@ from dragoman.core.errors import DragomanError
 
 log = logging.getLogger("dragoman.server")
 
-LEAST_FILES = 40
-"""Files that a server has open at its busiest moment without clients, and some connections."""
+LEAST_FILES = 64
+"""Files with which a server can start. Without clients it has 39 open; the start of a helper process takes some more
+for a moment, and some are for connections."""
 
-
+OWN_LEAST = 48
 OTHER_DESCRIPTORS = 160
 """Descriptors for everything but clients: model files, the pipes of the engine and its successor, databases, helper
-processes."""
-
-MIN_CONNECTIONS = 16
-"""Connections that are allowed however low the limit of open files is."""
+processes. Where there are few, half of them, but never less than ``OWN_LEAST``."""
 
 
 def check_open_files() -> None:
@@ -31,12 +29,13 @@ def check_open_files() -> None:
         )
 
 
-def allow_connections(wanted: int, reserve: int) -> int:
-    """Raise the soft limit of open files to what so many connections need; return how many connections it allows."""
+def allow_connections(wanted: int, reserve: int) -> tuple[int, int]:
+    """Raise the soft limit of open files to what so many connections, and those in reserve, need; return how many of
+    both it allows."""
     needed = wanted + reserve + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
-        return wanted
+        return wanted, reserve
     reachable = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if reachable > soft:
         try:
@@ -45,14 +44,18 @@ def allow_connections(wanted: int, reserve: int) -> int:
         except (OSError, ValueError) as error:
             log.warning("the limit of open files stays at %d: %s", soft, error)
     if soft >= needed:
-        return wanted
-    possible = max(MIN_CONNECTIONS, soft - reserve - OTHER_DESCRIPTORS)
-    log.warning(
-        "%d open files are allowed: enough for %d connections, not for the %d of --max-connections; "
-        "raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit) to %d",
-        soft,
-        possible,
-        wanted,
-        needed,
-    )
-    return possible
+        return wanted, reserve
+    # Connections that took the last descriptors would have uploads, grammars and the engine's next start fail.
+    clients = max(2, soft - min(OTHER_DESCRIPTORS, max(OWN_LEAST, soft // 2)))
+    reserve = min(reserve, max(1, clients // 4))
+    possible = min(wanted, clients - reserve)
+    if possible < wanted:
+        log.warning(
+            "%d open files are allowed: enough for %d connections, not for the %d of --max-connections; "
+            "raise the hard limit (ulimit -Hn, LimitNOFILE= of a systemd unit) to %d",
+            soft,
+            possible,
+            wanted,
+            needed,
+        )
+    return possible, reserve
