@@ -61,7 +61,7 @@ class Store:
         key = self.names[row] = key_at(row)
         self.store.save(key, row, 32, 32)
         if wait:
-            until(lambda: self.store.has(key) or not self.store._writes)
+            until(lambda: self.store.has(key) or self.store._is_failing)
         return key
 
     def read(self, *rows: int) -> list[bool]:
@@ -335,27 +335,47 @@ def test_the_folder_stays_within_its_bytes(tmp_path: Path) -> None:
             key = store.names[row] = key_of(0, number.to_bytes(16, "big"))
             store.store.save(key, row, 32, 32)
             until(lambda key=key: store.store.has(key))
-        assert store.store._writes
+        assert not store.store._is_failing
     assert sum(file.stat().st_size for file in files(tmp_path / "c")) <= limit
 
 
-def test_a_full_disk_ends_writing_with_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG])
+def test_a_full_disk_pauses_writing_with_one_line_and_a_free_one_is_used_again(
+    code: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    caplog.set_level("INFO")
+    tries: list[str] = []
+    full = True
+    append = SegmentWriter.append
+
+    def fill(writer: SegmentWriter, record: Record, payload: memoryview) -> int:
+        if full:
+            tries.append(writer.name)
+            raise OSError(code, os.strerror(code))
+        return append(writer, record, payload)
+
     with Store(tmp_path / "c") as store:
         store.write(1)
-        append = SegmentWriter.append
-
-        def full(*_: object) -> int:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(SegmentWriter, "append", full)
+        monkeypatch.setattr(SegmentWriter, "append", fill)
         for row in range(2, 6):
             store.write(row)
-        monkeypatch.setattr(SegmentWriter, "append", append)
-        store.write(7)
-        assert store.read(1, 2, 7) == [True, False, False]
-    assert caplog.text.count("no more prompts are written") == 1
+        assert len(tries) == 1
+        assert store.read(1, 2) == [True, False]
+        for row in range(6, 9):
+            store.store._writes_again_at = time.monotonic()
+            store.write(row, wait=False)
+            until(lambda: len(tries) == row - 4)  # noqa: B023
+        assert len(set(tries[1:])) == 1, "segments without a record do not gather"
+        full = False
+        store.store._writes_again_at = time.monotonic()
+        store.write(9, wait=False)
+        until(lambda: store.store.has(key_at(9)))
+        assert store.read(1, 2, 8, 9) == [True, False, False, True]
+    with Store(tmp_path / "c") as store:
+        assert store.read(1, 9) == [True, True]
+    assert caplog.text.count("no prompts are written") == 1
+    assert caplog.text.count("are written to") == 2
+    assert "again" in caplog.text
 
 
 def test_a_write_that_fails_half_way_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

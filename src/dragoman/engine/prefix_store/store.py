@@ -11,6 +11,7 @@ import contextlib
 import errno
 import itertools
 import logging
+import math
 import os
 import threading
 import time
@@ -40,6 +41,8 @@ SEGMENT_BYTES = 64 << 20
 MOST_QUEUED = 1 << 16
 REFRESH_S = 10.0
 """Time after which segments of other processes are looked for again, when there is something to do."""
+RETRY_S = 60.0
+"""Time after which writing is tried again where the disk was full or failed."""
 CLOSE_S = 1.0
 """Time to write what is queued when the engine stops."""
 _REST = 9.0
@@ -135,7 +138,10 @@ class PrefixStore:
         self._costs: dict[StoredSegment, float] = {}
         self._refreshed = 0.0
         self._closing_at: float | None = None
-        self._is_open, self._writes, self._ready = True, True, False
+        self._is_open, self._ready = True, False
+        self._writes_again_at = 0.0
+        """When the disk that took no more is tried again, in seconds of the monotonic clock."""
+        self._is_failing = False
         self._bandwidth = _FIRST_BANDWIDTH
         self._seconds_per_token = 0.0
         self.is_busy = False
@@ -195,7 +201,7 @@ class PrefixStore:
 
     def save(self, key: bytes, row: int, tokens: int, end: int) -> None:
         """Queue a row that has so many tokens, the last of which is token ``end``, unless it is stored."""
-        if not self._writes or key in self._index or key in self._queue:
+        if key in self._index or key in self._queue or time.monotonic() < self._writes_again_at:
             return
         nbytes, cost_s = self._rows[key[0]].shape[1], tokens * self._seconds_per_token
         if not nbytes or (self._compares and nbytes / self._bandwidth > cost_s):
@@ -248,7 +254,7 @@ class PrefixStore:
             self._end()
 
     def _end(self) -> None:
-        self._ready, self._writes = True, False
+        self._ready, self._writes_again_at = True, math.inf
         with self._changed:
             self._is_open = False
             self._queue.clear()
@@ -397,7 +403,7 @@ class PrefixStore:
     # Writing ---------------------------------------------------------------------------------------------------------
 
     def _write(self, key: bytes, entry: tuple[int, float, int]) -> None:
-        if not self._writes or key in self._index:
+        if key in self._index:
             return
         row, cost_s, end = entry
         source = self._rows[key[0]][row]
@@ -414,8 +420,11 @@ class PrefixStore:
             writer = self._writer_for(record)
             at = writer.append(record, copy.data)
         except (OSError, FolderError) as error:
-            self._stop_writing(getattr(error, "message", None) or str(error))
+            self._pause_writing(getattr(error, "message", None) or str(error))
             return
+        if self._is_failing:
+            self._is_failing = False
+            log.info("prompts are written to %s again", self._path)
         self._index.add(Location(writer.name, at, record), writer.size)
         took_s = time.monotonic() - started
         self.counts.bytes += record.stride
@@ -445,8 +454,13 @@ class PrefixStore:
         self._writer = self._folder.new_segment(self._model, self._label)
         return self._writer
 
-    def _stop_writing(self, reason: str) -> None:
-        self._writes = False
-        log.warning("no more prompts are written to %s: %s; what is there is still read", self._path, reason)
+    def _pause_writing(self, reason: str) -> None:
+        self._writes_again_at = time.monotonic() + RETRY_S
+        if not self._is_failing:
+            self._is_failing = True
+            log.warning("no prompts are written to %s now: %s; what is there is still read", self._path, reason)
+        if self._writer is not None and self._writer.size > HEAD_BYTES:
+            self._writer.close()  # a file may be all that can grow no more
+            self._writer = None
         with self._changed:
             self._queue.clear()
