@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -195,6 +196,30 @@ def test_a_conversation_is_saved_as_locallab_does_and_loaded(
     with pytest.raises(DragomanError):
         obey("/save /proc/none/one.json", conversation)
     assert conversation.messages == messages
+
+
+def test_a_full_disk_takes_no_conversation_that_was_saved(tmp_path: Path) -> None:
+    conversation = Conversation(SessionBackend(Recorder()), SamplingSettings())
+    conversation.messages = [{"role": "user", "content": "one \udcff"}]
+    file = tmp_path / "one.json"
+    assert obey(f"/save {file}", conversation)
+    conversation.messages = [{"role": "user", "content": "two " * 500}]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
+    try:
+        with pytest.raises(DragomanError, match=r"one\.json: File too large"):
+            obey(f"/save {file}", conversation)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert obey(f"/load {file}", conversation)
+    assert conversation.messages == [{"role": "user", "content": "one \udcff"}]
+    assert [found.name for found in tmp_path.iterdir()] == ["one.json"]
+    link = tmp_path / "link.json"
+    link.symlink_to(file)
+    conversation.messages = [{"role": "user", "content": "three"}]
+    assert obey(f"/save {link}", conversation)
+    assert link.is_symlink()
+    assert json.loads(file.read_bytes())["messages"] == conversation.messages
 
 
 def test_statistics_history_and_clear(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -12,9 +13,10 @@ import pytest
 from forked_command import run_forked
 
 from dragoman.cli.app import cli
-from dragoman.cli.completion import SCRIPTS, completions
+from dragoman.cli.completion import SCRIPTS, completions, install
 from dragoman.cli.console import COMPLETE
 from dragoman.cli.start import prespawn
+from dragoman.core.errors import DragomanError
 
 PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -91,6 +93,21 @@ def test_a_script_is_installed_where_the_shell_looks(shell: str, tmp_path: Path)
     zshrc = (tmp_path / ".zshrc").read_text()
     assert zshrc.startswith("setopt autocd")
     assert zshrc.count("fpath=") == (shell == "zsh")
+
+
+def test_a_full_disk_leaves_the_lines_of_zshrc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("ZDOTDIR", raising=False)
+    before = "setopt autocd\n" * 2000
+    (tmp_path / ".zshrc").write_text(before)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(DragomanError, match="cannot be written: File too large"):
+            install("zsh")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / ".zshrc").read_text() == before
 
 
 def test_a_shell_that_is_not_known(tmp_path: Path) -> None:

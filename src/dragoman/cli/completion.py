@@ -234,8 +234,9 @@ def _changed_zshrc() -> str:
     before = file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else ""
     if "zfunc" in before:
         return f"{file} names ~/.zfunc already. It works in new shells."
-    ended = before if not before or before.endswith("\n") else f"{before}\n"
-    file.write_text(ended + _ZSHRC, encoding="utf-8", errors="surrogateescape")
+    # Added, not written anew: a full disk would take what is there.
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(_ZSHRC if not before or before.endswith("\n") else f"\n{_ZSHRC}")
     return f"Three lines were added to {file}. It works in new shells."
 
 

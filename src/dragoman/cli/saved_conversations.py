@@ -12,8 +12,9 @@ from dragoman.cli.attached_images import is_content
 from dragoman.cli.conversation import Conversation
 from dragoman.cli.session import Message
 from dragoman.core.errors import DragomanError
-from dragoman.core.regular_file import require_regular
+from dragoman.core.regular_file import irregular, require_regular
 from dragoman.core.user_folders import expand_user
+from dragoman.core.whole_file import replace_file
 
 FOLDER = Path("conversations")
 _FILE_LIMIT = 1 << 26
@@ -38,9 +39,13 @@ def save(conversation: Conversation, name: str = "") -> Path:
     }
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # For their owner alone: they are private texts.
-        with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(saved, indent=2, ensure_ascii=False) + "\n")
+        # For their owner alone: they are private texts. What a terminal sent that is no UTF-8 is read back as it was.
+        content = f"{json.dumps(saved, indent=2, ensure_ascii=False)}\n".encode("utf-8", "surrogatepass")
+        if irregular(file):
+            with open(os.open(file, os.O_WRONLY | os.O_NONBLOCK), "wb") as stream:
+                stream.write(content)
+        else:
+            replace_file(file.resolve(), content)  # an earlier one stays where the disk is full
     except OSError as error:
         raise DragomanError(f"{file}: {error.strerror}") from None
     return file

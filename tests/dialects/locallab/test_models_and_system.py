@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import httpx
@@ -115,6 +116,26 @@ async def test_instructions_that_cannot_be_read_are_kept_under_another_name(
     (aside,) = tmp_path.glob("system_instructions.json.*")
     assert aside.read_bytes() == content
     assert str(aside) in caplog.text
+
+
+async def test_instructions_that_the_disk_does_not_take_are_refused_and_the_old_ones_stay(
+    runtime: LocalServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = runtime.client
+    await client.post("/system/instructions", json={"instructions": "Be short."})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        refused = await client.post("/system/instructions", json={"instructions": "Be long. " * 20})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert refused.status_code == 500
+    assert refused.json()["detail"] == "the instructions cannot be stored: File too large"
+    assert (await client.get("/system/instructions")).json()["instructions"] == "Be short."
+    assert [file.name for file in tmp_path.iterdir()] == ["system_instructions.json"]
+    assert "Traceback" not in caplog.text
+    again = await client.post("/system/instructions", json={"instructions": "Be long."})
+    assert again.status_code == 200
 
 
 async def test_a_page_of_a_named_origin_may_call(template: ChatTemplate, tmp_path: Path) -> None:

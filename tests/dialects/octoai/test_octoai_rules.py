@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,6 +241,28 @@ async def test_prompts_are_stored_only_when_both_sides_want_it(template: ChatTem
             answer = await runtime.client.post("/octoai/v1/completions", json=BODY | {"log_prompt": True})
             assert answer.status_code == 200
         assert path.stat().st_size <= 600
+
+
+async def test_a_full_disk_leaves_whole_lines_in_the_log_of_prompts(
+    template: ChatTemplate, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    dialects = made_dialects({"octoai": OctoAISettings(octoai_prompt_log=str(path))})
+    body = BODY | {"log_prompt": True}
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    async with local_server(template, dialects=dialects) as runtime:
+        await runtime.client.post("/octoai/v1/completions", json=body)
+        for most in (path.stat().st_size + 20, limits[0]):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+            try:
+                answers = [await runtime.client.post("/octoai/v1/completions", json=body) for _ in range(2)]
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert [answer.status_code for answer in answers] == [200, 200]
+    lines = path.read_text().splitlines()
+    assert len(lines) == 3
+    assert all(json.loads(line)["prompt"] == BODY["prompt"] for line in lines)
+    assert caplog.text.count("prompts are not stored now") == 1
 
 
 # Messages ------------------------------------------------------------------------------------------------------------

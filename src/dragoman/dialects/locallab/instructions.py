@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.decoding import UNDECODABLE
-from dragoman.core.errors import BadRequest
+from dragoman.core.errors import BadRequest, GenerationFailed
 from dragoman.core.whole_file import replace_file
 
 log = logging.getLogger("dragoman.server")
@@ -48,7 +48,7 @@ class Instructions:
         return self._default if stored.for_all is None else stored.for_all
 
     def store(self, text: str, model: str | None) -> None:
-        """Store instructions. Raises BadRequest for too many models."""
+        """Store instructions. Raises BadRequest for too many models, and GenerationFailed where the disk refuses."""
         with self._lock:
             stored = self._read()
             if model is None:
@@ -59,7 +59,7 @@ class Instructions:
             self._write(msgspec.structs.replace(stored, models=stored.models | {model: text}))
 
     def reset(self, model: str | None) -> None:
-        """Delete the stored instructions: for one model, or all."""
+        """Delete the stored instructions: for one model, or all. Raises GenerationFailed where the disk refuses."""
         with self._lock:
             if model is None:
                 self._write(Stored())
@@ -81,11 +81,15 @@ class Instructions:
         return self._stored
 
     def _write(self, stored: Stored) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._is_readable:
-            aside = self._path.with_name(f"{self._path.name}.{time.strftime('%Y%m%dT%H%M%S')}")
-            self._path.rename(aside)
-            log.warning("%s is replaced; what it was is now %s", self._path, aside)
-            self._is_readable = True
-        replace_file(self._path, msgspec.json.format(msgspec.json.encode(stored), indent=2))
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._is_readable:
+                aside = self._path.with_name(f"{self._path.name}.{time.strftime('%Y%m%dT%H%M%S')}")
+                self._path.rename(aside)
+                log.warning("%s is replaced; what it was is now %s", self._path, aside)
+                self._is_readable = True
+            replace_file(self._path, msgspec.json.format(msgspec.json.encode(stored), indent=2))
+        except OSError as error:
+            log.error("%s cannot be written: %s", self._path, error.strerror)
+            raise GenerationFailed(f"the instructions cannot be stored: {error.strerror}") from None
         self._stored = stored

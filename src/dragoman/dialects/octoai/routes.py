@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -227,14 +229,20 @@ class PromptLog:
         # Without waiting for somebody who reads a named pipe.
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o600)
         try:
-            if os.fstat(file).st_size + len(line) > self._max_bytes:
+            found = os.fstat(file)
+            if found.st_size + len(line) > self._max_bytes:
                 self._warn("is full")
-            else:
-                os.write(file, line)
+                return
+            if (written := os.write(file, line)) < len(line):
+                # Half a line would spoil the next one. Another server may have added its own meanwhile.
+                if stat.S_ISREG(found.st_mode) and os.fstat(file).st_size == found.st_size + written:
+                    os.ftruncate(file, found.st_size)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._warned = False
         finally:
             os.close(file)
 
     def _warn(self, what: str) -> None:
         if not self._warned:
-            log.warning("the log of prompts %s %s: nothing more is stored", self._path, what)
+            log.warning("the log of prompts %s %s: prompts are not stored now", self._path, what)
         self._warned = True
