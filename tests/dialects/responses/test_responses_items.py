@@ -144,3 +144,4 @@ def test_a_chat_reads_files_of_text(server: ScriptedServer) -> None:
         body = {"model": "stub", "messages": [{"role": "user", "content": [{"type": "file", "file": other}]}]}
         error = post(server, body, "/v1/chat/completions").json()["error"]
         assert (error["param"], error["code"]) == ("messages[0].content[0]", "unsupported_parameter")
+        assert "files are read where 'file_data' is a data URL of text or JSON" in error["message"]

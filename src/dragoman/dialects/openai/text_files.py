@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from dragoman.core.batches import UnknownFile
-from dragoman.core.errors import BadImage, PayloadTooLarge
+from dragoman.core.errors import BadImage, PayloadTooLarge, UnsupportedFeature
 from dragoman.dialects.field_types import Anything, Path, String, dotted, member_of
 from dragoman.dialects.openai.errors import InvalidRequest, ObjectNotFound
 from dragoman.dialects.stored_files import MAX_FILE_BYTES, StoredFiles
@@ -43,16 +43,20 @@ def shown_file(file: Mapping[str, Any], path: Path) -> str | None:
 
 
 def with_documents(content: Any, path: Path) -> Any:
-    """Return the content of a chat's message with documents in place of its files of text. Raises FieldError."""
+    """Return the content of a chat's message with documents in place of its files. Raises FieldError,
+    UnsupportedFeature for a file that is not sent as text."""
     if not isinstance(content, Sequence) or isinstance(content, str):
         return content
     parts = []
     for j, part in enumerate(content):
-        shown = None
         if part.get("type") == "file":
             at = (*path, j)
             shown = shown_file(member_of(part, "file", OBJECT, at) or {}, (*at, "file"))
-        parts.append(part if shown is None else {"type": "text", "text": shown})
+            if shown is None:
+                message = f"'{dotted(at)}': files are read where 'file_data' is a data URL of text or JSON."
+                raise UnsupportedFeature(message, param=dotted(at))
+            part = {"type": "text", "text": shown}
+        parts.append(part)
     return tuple(parts)
 
 
