@@ -5,6 +5,7 @@ Imports next to nothing: every child imports this first.
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -52,7 +53,7 @@ def start_child(command: Sequence[str], **options: Any) -> subprocess.Popen[byte
     """Start a program that calls ``die_with_parent``; ``options`` as ``subprocess.Popen`` has them. Any thread may.
 
     The kernel takes the end of the *thread* that started a child for the end of its parent. So one that lives as long
-    as the process starts it: the main thread, or one that is kept for this.
+    as the process starts it: the main thread, or one that is kept for this. Raises OSError.
     """
     import subprocess
 
@@ -106,7 +107,13 @@ def _starting_thread() -> ThreadPoolExecutor:
         if _starter is None:
             from concurrent.futures import ThreadPoolExecutor
 
-            _starter = ThreadPoolExecutor(1, thread_name_prefix="dragoman-children")
+            starter = ThreadPoolExecutor(1, thread_name_prefix="dragoman-children")
+            try:
+                # Not with the first child: what is submitted stays queued where no thread can be started for it.
+                starter.submit(int)
+            except RuntimeError:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
+            _starter = starter
         return _starter
 
 

@@ -18,3 +18,36 @@ def test_the_hub_is_told_nothing_of_the_caller_unless_a_user_wants_it(own: dict[
     environment = {name: value for name, value in os.environ.items() if name not in unset} | own
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
+
+
+TOKENIZES = """
+import os
+from dragoman.core.third_party import tokenize_without_threads
+from dragoman.models.source import embedded_path
+from dragoman.text.tokenizer import Tokenizer
+tokenize_without_threads()
+assert Tokenizer.load(embedded_path()).encode("Hello")
+print(len(os.listdir("/proc/self/task")))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+@pytest.mark.parametrize(("own", "threads"), [({}, 1), ({"TOKENIZERS_PARALLELISM": "true"}, 3)])
+def test_a_text_is_tokenized_without_threads_of_the_library_unless_a_user_wants_them(
+    own: dict[str, str], threads: int
+) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TOKENIZERS_PARALLELISM"} | own
+    environment |= {"RAYON_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", TOKENIZES], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(threads), done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+def test_numpy_starts_no_threads_where_nothing_is_multiplied() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    program = (
+        "import os; from dragoman.core.third_party import import_numpy; import_numpy(); "
+        "print(len(os.listdir('/proc/self/task')), 'OPENBLAS_NUM_THREADS' in os.environ)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == "1 False", done.stderr

@@ -359,8 +359,7 @@ def test_a_full_disk_pauses_writing_with_one_line_and_a_free_one_is_used_again(
         monkeypatch.setattr(SegmentWriter, "append", fill)
         for row in range(2, 6):
             store.write(row)
-        assert len(tries) == 1
-        assert store.read(1, 2) == [True, False]
+        assert (len(tries), store.read(1, 2)) == (1, [True, False])
         for row in range(6, 9):
             store.store._writes_again_at = time.monotonic()
             store.write(row, wait=False)
@@ -373,9 +372,7 @@ def test_a_full_disk_pauses_writing_with_one_line_and_a_free_one_is_used_again(
         assert store.read(1, 2, 8, 9) == [True, False, False, True]
     with Store(tmp_path / "c") as store:
         assert store.read(1, 9) == [True, True]
-    assert caplog.text.count("no prompts are written") == 1
-    assert caplog.text.count("are written to") == 2
-    assert "again" in caplog.text
+    assert (caplog.text.count("no prompts are written"), caplog.text.count("are written to")) == (1, 2)
 
 
 def test_a_write_that_fails_half_way_leaves_whole_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

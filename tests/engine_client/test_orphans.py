@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dragoman import child_process
 from dragoman.child_process import start_child
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
@@ -117,3 +119,32 @@ def _ignores_sigint(pid: int) -> bool:
     lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     (mask,) = [int(line.split()[1], 16) for line in lines if line.startswith("SigIgn:")]
     return bool(mask & 1 << signal.SIGINT - 1)
+
+
+def test_a_program_that_cannot_be_started_for_want_of_a_thread_is_not_started_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+    results: list[object] = []
+
+    def start_one(file: Path) -> None:
+        try:
+            results.append(start_child(["touch", str(file)]).wait(30))
+        except OSError as error:
+            results.append(error.errno)
+
+    def start_in_thread(file: Path) -> object:
+        other = threading.Thread(target=start_one, args=(file,))
+        start(other)
+        other.join(60)
+        return results.pop()
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(child_process, "_starter", None)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        assert start_in_thread(tmp_path / "first") == errno.EAGAIN
+    assert start_in_thread(tmp_path / "second") == 0
+    assert os.listdir(tmp_path) == ["second"]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import sqlite3
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -340,3 +341,18 @@ async def test_a_folder_that_cannot_be_used_ends_the_start(tmp_path: Path) -> No
     (tmp_path / "batches.sqlite3").mkdir()
     with pytest.raises(DragomanError, match="cannot be opened"):
         await store_in(tmp_path).open()
+
+
+async def test_an_open_store_needs_no_more_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may start none by then."""
+    store = store_in(tmp_path)
+    await store.open()
+
+    def none(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", none)
+        file = await stored(store, b"mine")
+        assert (await store.file("a", file.id)).bytes == 4
+    await store.close()

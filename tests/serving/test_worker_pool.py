@@ -9,6 +9,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from dragoman.core.caller import Caller, current_caller
 from dragoman.core.errors import Overloaded
-from dragoman.serving.worker_pool import WorkerPool
+from dragoman.serving.worker_pool import WorkerPool, start_threads
 from tests.settling import settle
 
 SOURCE = Path(__file__).parents[2] / "src" / "dragoman"
@@ -236,3 +237,49 @@ def test_work_for_clients_goes_through_the_pools() -> None:
             if isinstance(node, ast.Attribute) and node.attr in unbounded:
                 found.add(str(path.relative_to(SOURCE)))
     assert found <= allowed
+
+
+def no_more_threads(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_where_the_system_starts_no_more_threads_those_started_end(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They waited for the others, and the program at its end for them."""
+    start = threading.Thread.start
+    executor = ThreadPoolExecutor(threads)
+    started: list[threading.Thread] = []
+
+    def few(thread: threading.Thread) -> None:
+        if len(started) == threads - 1:
+            no_more_threads(thread)
+        started.append(thread)
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", few)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            start_threads(executor, threads)
+    executor.shutdown(wait=False)
+    for thread in started:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_started_threads_are_all_that_an_executor_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ThreadPoolExecutor(3) as executor:
+        start_threads(executor, 3)
+        monkeypatch.setattr(threading.Thread, "start", no_more_threads)
+        everyone = threading.Barrier(3)
+        assert sorted(executor.map(lambda _: everyone.wait(30), range(3))) == [0, 1, 2]
+
+
+def test_a_pool_whose_threads_cannot_all_be_started_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = small_pool()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_more_threads)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            pool.start()
+    pool.close()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dragoman.child_process import open_standard_files
 from dragoman.cli.console import COMPLETE
 from dragoman.cli.plain_text import use_what_terminals_have
-from dragoman.core.third_party import quiet_hub
+from dragoman.core.third_party import quiet_hub, tokenize_without_threads
 from dragoman.core.user_folders import ensure_home_variable
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def _run_command() -> None:
     prespawned = None
     ensure_home_variable()
     quiet_hub()
+    tokenize_without_threads()
     use_what_terminals_have()
     _forget_empty_sizes()
     try:

@@ -27,4 +27,5 @@ def return_freed_memory_soon() -> None:
     """Do that in a moment, in a thread that ends with it."""
     timer = threading.Timer(DELAY_S, return_freed_memory)
     timer.daemon = True
-    timer.start()
+    with contextlib.suppress(RuntimeError):  # no more threads can be started: it is returned another time
+        timer.start()

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 
 from dragoman.core.errors import SHUTTING_DOWN, DragomanError
 from dragoman.core.observer import Observer
+from dragoman.core.third_party import import_numpy
 from dragoman.dialects import made_dialects
 from dragoman.dialects.api import Dialect
 from dragoman.engine.messages import WorkerSettings
@@ -465,7 +466,8 @@ def _post_start_cleanup() -> None:
     The C library keeps the memory that reading the tokenizer freed: 12 MB for 128,000 tokens.
     """
     # In a thread that ends with this work: one of the loop's own would stay.
-    threading.Thread(target=_import_late, name="imports", daemon=True).start()
+    with contextlib.suppress(RuntimeError):  # where no more threads can be started, they are imported when needed
+        threading.Thread(target=_import_late, name="imports", daemon=True).start()
     gc.enable()
     gc.unfreeze()
     gc.collect()
@@ -476,8 +478,8 @@ def _post_start_cleanup() -> None:
 
 
 def _import_late() -> None:
-    for module in ("numpy", "dragoman.core.rate_windows"):
-        importlib.import_module(module)
+    import_numpy()
+    importlib.import_module("dragoman.core.rate_windows")
 
 
 async def _nothing(scope: object, receive: object, send: object) -> None:

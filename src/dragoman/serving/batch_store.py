@@ -52,6 +52,7 @@ from dragoman.serving.batch_database import LOCKED_S, BatchDatabase, Change, pre
 from dragoman.serving.expiry_clock import ExpiryClock
 from dragoman.serving.settings import BatchSettings
 from dragoman.serving.sqlite_file import open_or_replace
+from dragoman.serving.worker_pool import start_threads
 
 log = logging.getLogger("dragoman.server")
 
@@ -62,6 +63,7 @@ CONTENTS = "files"
 LOCK = "batches.lock"
 
 PIECE_BYTES = 256 * 1024
+DISK_THREADS = 2
 
 OFF = BatchSettings(files_store="off")
 
@@ -79,7 +81,7 @@ class SqliteBatchStore:
         self.settings, self._clock, self._expiry = settings, clock, ExpiryClock(clock)
         self._folder = folder if settings.files_store == "disk" else None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="dragoman-batches")
-        self._disk = ThreadPoolExecutor(2, thread_name_prefix="dragoman-files")
+        self._disk = ThreadPoolExecutor(DISK_THREADS, thread_name_prefix="dragoman-files")
         self._database: BatchDatabase | None = None
         self._lock: IO[bytes] | None = None
         self._uploading = 0
@@ -112,7 +114,11 @@ class SqliteBatchStore:
         return {"batch_store_failures": self.failures}
 
     async def open(self) -> None:
-        """Open the database, where there is one that can be seen. Raises DragomanError where it cannot be used."""
+        """Start the threads, and open the database, where there is one that can be seen. Raises DragomanError where it
+        cannot be used."""
+        if self.is_on:
+            start_threads(self._thread, 1)
+            start_threads(self._disk, DISK_THREADS)
         if self._folder is None or not os.path.exists(self._folder / DATABASE):
             return
         try:

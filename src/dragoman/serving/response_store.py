@@ -32,6 +32,7 @@ from dragoman.serving.expiry_clock import ExpiryClock, steady_time
 from dragoman.serving.owner_lock import NOBODY, OwnerLock
 from dragoman.serving.settings import ResponseSettings
 from dragoman.serving.sqlite_file import Database, close, in_place, open_own, transaction
+from dragoman.serving.worker_pool import start_threads
 
 log = logging.getLogger("dragoman.server")
 
@@ -86,7 +87,9 @@ class SqliteResponseStore:
         return {f"responses_{name}": getattr(self, name) for name in ("expired", "evicted", "failures")}
 
     async def open(self) -> None:
-        """Check the file, if there is one. Raises DragomanError where it cannot be used."""
+        """Start the thread, and check the file, if there is one. Raises DragomanError where it cannot be used."""
+        if self.is_on:
+            start_threads(self._thread, 1)
         if self._file is None or not await asyncio.to_thread(os.path.exists, self._file):
             return
         try:

@@ -30,6 +30,7 @@ from dragoman.core.journal import current_journal
 from dragoman.core.resume import ResumeKey, SavedGeneration, SavedSequence
 from dragoman.serving.settings import ContinueSettings
 from dragoman.serving.sqlite_file import Database, check_whole, close, in_place, open_own, table_version, transaction
+from dragoman.serving.worker_pool import start_threads
 
 log = logging.getLogger("dragoman.server")
 
@@ -160,7 +161,9 @@ class SqliteResumeStore:
         return {f"continue_{name}": getattr(self, name) for name in names}
 
     async def open(self) -> None:
-        """Check the file, if there is one. Raises DragomanError where it cannot be used."""
+        """Start the thread, and check the file, if there is one. Raises DragomanError where it cannot be used."""
+        if self._settings.continue_ttl_s:
+            start_threads(self._thread, 1)
         if (
             self._file is None
             or not self._settings.continue_ttl_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
@@ -53,7 +52,7 @@ from dragoman.serving.settings import (
     ServingSettings,
     WorkSettings,
 )
-from dragoman.serving.worker_pool import WorkerPools
+from dragoman.serving.worker_pool import WorkerPools, start_threads
 
 log = logging.getLogger("dragoman.server")
 
@@ -393,8 +392,7 @@ def _own_threads() -> Iterator[None]:
     """Give the loop its own threads, for what the server itself waits for, such as the ends of processes, and no
     client's work."""
     with ThreadPoolExecutor(OWN_THREADS, thread_name_prefix="dragoman-own") as executor:
-        everyone = threading.Barrier(OWN_THREADS)
-        list(executor.map(lambda _: everyone.wait(), range(OWN_THREADS)))
+        start_threads(executor, OWN_THREADS)
         asyncio.get_running_loop().set_default_executor(executor)
         yield
 

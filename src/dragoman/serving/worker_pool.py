@@ -11,6 +11,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any, TypeVar, cast
 
@@ -135,8 +136,8 @@ class WorkerPool:
     def _add_thread(self) -> None:
         name = f"dragoman-{self.name}-{len(self._started)}"
         thread = threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True)
-        self._started.append(thread)
         thread.start()
+        self._started.append(thread)
 
     def _finished(self, job: _Job, result: Any, error: BaseException | None) -> None:
         share = self._shares[job.share_key]
@@ -217,6 +218,19 @@ def _end_threads(work: SimpleQueue[Any], started: list[threading.Thread], join_s
     for thread in started if join_s else ():
         thread.join(join_s)
     started.clear()
+
+
+def start_threads(executor: ThreadPoolExecutor, threads: int) -> None:
+    """Start all threads of a new executor, which would start each when it is first needed: the system may start no more
+    by then. Raises RuntimeError where it starts no more now."""
+    everyone = threading.Barrier(threads + 1)
+    try:
+        for _ in range(threads):
+            executor.submit(everyone.wait)
+    except BaseException:
+        everyone.abort()  # those that were started would wait for the others for ever, and the program for them
+        raise
+    everyone.wait()
 
 
 class WorkerPools:
