@@ -126,6 +126,14 @@ def test_characters_are_rewritten_and_spaces_joined(tmp_path: Path) -> None:
     assert ours.decode(ours.encode("the cats").ids) == "the cats"
 
 
+def test_special_pieces_are_no_part_of_ordinary_text(tmp_path: Path) -> None:
+    ours = opened(tmp_path, "t5")
+    ours.encode_special_tokens = True
+    ids = ours.encode("the</s>cat<s>", add_special_tokens=False).ids
+    assert not {0, 1, 2} & set(ids)
+    assert ids.count(3) == 5  # <, /, s>, <, >: at most one for what is between a cut and a known piece
+
+
 def test_a_file_may_keep_spaces_and_add_none(tmp_path: Path) -> None:
     def keep(writer: gguf.GGUFWriter) -> None:
         writer.add_remove_extra_whitespaces(False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import (
@@ -208,3 +210,21 @@ def load(folder_of: Callable[[str], Path]) -> Callable[[str], text.Tokenizer]:
 def tokenizer(request: pytest.FixtureRequest, load: Callable[[str], text.Tokenizer]) -> text.Tokenizer:
     """Each kind in turn."""
     return load(request.param)
+
+
+@pytest.fixture
+def load_file(tmp_path: Path) -> Callable[..., text.Tokenizer]:
+    """A folder with one file of a vocabulary, and these settings."""
+
+    def loaded(name: str, content: bytes, **configured: Any) -> text.Tokenizer:
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+        (tmp_path / name).write_bytes(content)
+        family = configured.pop("model_type", None)
+        if family:
+            (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+        if configured:
+            (tmp_path / "tokenizer_config.json").write_text(json.dumps(configured))
+        return text.Tokenizer.load(tmp_path)
+
+    return loaded

@@ -334,29 +334,6 @@ def test_gpt2_loads_from_vocab_and_merges(load: Load) -> None:
     assert tokenizer.encode("<|endoftext|>") == (50256,)
 
 
-def test_vocab_and_merges_of_another_class_are_not_guessed(tmp_path: Path) -> None:
-    write(tmp_path, "vocab.json", {"a": 0})
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
-    assert Tokenizer.load(tmp_path).encode("a") == (0,)
-    write(tmp_path, "tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"})
-    with pytest.raises(ModelError, match="Qwen2Tokenizer"):
-        Tokenizer.load(tmp_path)
-    (tmp_path / "tokenizer_config.json").unlink()
-    write(tmp_path, "config.json", {"model_type": "qwen2"})  # no class is named: that of the model's type counts
-    with pytest.raises(ModelError, match=r"how a tokenizer of qwen2 splits text; convert it"):
-        Tokenizer.load(tmp_path)
-    write(tmp_path, "config.json", {"model_type": "opt"})
-    assert Tokenizer.load(tmp_path).encode("a") == (0,)
-
-
-def test_a_sentencepiece_model_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x0b")
-    with pytest.raises(ModelError) as refused:
-        Tokenizer.load(tmp_path)
-    assert "tokenizer.model" in refused.value.message
-    assert f"AutoTokenizer.from_pretrained('{tmp_path}').save_pretrained('{tmp_path}')" in refused.value.message
-
-
 @pytest.mark.parametrize(
     ("name", "content"),
     [
@@ -395,7 +372,7 @@ def test_a_part_that_the_library_does_not_know_may_be_of_a_newer_one(folder_of: 
 
 
 def test_an_empty_folder_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"no tokenizer\.json; copy it, and tokenizer_config\.json, from where"):
+    with pytest.raises(ModelError, match=r"no tokenizer\.json, .*; copy it, and tokenizer_config\.json"):
         Tokenizer.load(tmp_path)
 
 

@@ -47,6 +47,30 @@ one runs the code in it. `--precision` is the same for every family:
 Norms, biases, tables of positions, the routers of experts, weights of short convolutions and
 [states](recurrent-state.md) are float32 in all of them.
 
+## Tokenizers
+
+`tokenizer.json` is read where there is one. Else the vocabulary comes from the file that the publisher uploaded, with
+`tokenizer_config.json`, `special_tokens_map.json` and `added_tokens.json` beside it. Code of the repository is not run:
+how a class splits texts is known by its name, `tokenizer_class`.
+
+| files | form |
+|---|---|
+| `tokenizer.model`, `spiece.model`, `sentencepiece.bpe.model` | SentencePiece, BPE or unigram |
+| `tiktoken.model`, `qwen.tiktoken`, `hy.tiktoken`, `tokenizer.model` | tiktoken: each line a token and its rank |
+| `tekken.json` | Mistral's |
+| `vocab.json` and `merges.txt` | byte-level BPE |
+| `vocab.txt` | WordPiece |
+
+* SentencePiece's classes whose ids are not those of the file are refused, but for T5's and XLM-RoBERTa's, which are
+  known. Two settings matter where they are absent: without `add_bos_token` a text begins with BOS, as in Llama's first
+  class; and without `legacy`, or with `true`, a space comes before the text after each special token.
+* tiktoken's: `TikTokenTokenizer` (Kimi, Moonlight), `QWenTokenizer`, `HYTokenizer` (Hunyuan) and `ChatGLM4Tokenizer`.
+* Byte-level BPE: GPT-2's, CodeGen's, GPT-NeoX's, Qwen 2's, RoBERTa's and BART's.
+* WordPiece: BERT's, DistilBERT's and ELECTRA's.
+
+Ids are those of the libraries `sentencepiece`, `tiktoken` and `mistral-common`. Another form or class is refused with
+the command that converts it.
+
 ## Mixtures of experts
 
 A layer's router chooses a few experts for each token, and the weights of the others are not read for it: one stream is

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from dragoman.core.errors import ModelError
 from dragoman.core.stand_ins import broken_link_problem, stand_in_problem
 from dragoman.core.user_folders import expand_user
+from dragoman.core.vocabulary_files import VOCABULARY_FILES, find_vocabulary
 from dragoman.models import gguf, hub
 from dragoman.models.config import read_json
 from dragoman.models.gguf.parts import (
@@ -261,6 +262,8 @@ def _find_on_hub(
     _refuse_projector(mmproj, repository)
     if not described:
         raise ModelError(f"{repository} has no config.json: it is not a model in Hugging Face layout")
+    if find_vocabulary(found) is None:  # most repositories have these besides a tokenizer.json, for other programs
+        hub.download_small(repository, found.name, token, VOCABULARY_FILES)
     return Source(repository, found, repository, found.name)
 
 

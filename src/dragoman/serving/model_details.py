@@ -11,6 +11,7 @@ from dragoman.core.catalog import ModelDetails
 from dragoman.models import ModelDescription, gguf, parameter_count
 from dragoman.text.chat_template import read_templates
 from dragoman.text.fim import find_fill_tokens
+from dragoman.text.vocabularies.files import kind_of
 
 _REASONING = ("<think>", "enable_thinking", "reasoning_content")
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
@@ -39,7 +40,7 @@ def details_of(description: ModelDescription) -> ModelDetails:
         eos_token_ids=description.eos_token_ids,
         license=str(metadata.get("general.license", "")) or _license(folder),
         chat_template=source,
-        tokenizer=str(metadata.get("tokenizer.ggml.model", "")) or _tokenizer(tokens.get("model")),
+        tokenizer=str(metadata.get("tokenizer.ggml.model", "")) or _tokenizer(tokens.get("model")) or kind_of(folder),
         tools="tools" in source,
         reasoning=any(mark in source for mark in _REASONING),
         fill=_has_marks(tokens.get("added_tokens")),
@@ -57,11 +58,20 @@ def _license(folder: Path) -> str:
 
 
 def _tokenizer_file(folder: Path) -> dict[str, Any]:
-    """Return what ``tokenizer.json`` says; nothing where it cannot be read."""
+    """Return what ``tokenizer.json`` says; without one, the tokens that ``tokenizer_config.json`` adds."""
+    if (found := _object(folder / "tokenizer.json")) is not None:
+        return found
+    declared = (_object(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder")
+    tokens = declared.items() if isinstance(declared, dict) else ()
+    return {"added_tokens": [{**token, "id": token_id} for token_id, token in tokens if isinstance(token, dict)]}
+
+
+def _object(path: Path) -> dict[str, Any] | None:
+    """Return the content of a file; None where it cannot be read."""
     try:
-        found = json.loads((folder / "tokenizer.json").read_bytes())
+        found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return {}
+        return None
     return found if isinstance(found, dict) else {}
 
 

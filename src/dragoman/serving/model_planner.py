@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from dragoman.core.vocabulary_files import find_vocabulary
 from dragoman.engine.messages import LoadDraft, LoadHead, LoadModel, WorkerSettings
 from dragoman.engine.worker_settings import without_draft_memory
 from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describe, plan
@@ -17,6 +18,9 @@ from dragoman.serving.pool_loader import ModelMemory
 
 TEXT_BYTES, TEXT_FACTOR = 32 << 20, 10
 """What a model takes in the server's process: a template's process, and a tokenizer of so many times its file."""
+
+
+_WITHOUT_MERGES = 4
 
 
 class ModelPlanner:
@@ -106,7 +110,11 @@ class ModelPlanner:
 
 
 def _tokenizer_bytes(folder: Path) -> int:
+    """Return the size of a folder's vocabulary, as the memory of its text is measured by it. One without merges takes
+    what a ``tokenizer.json`` of four times its size does."""
+    path = find_vocabulary(folder)
     try:
-        return (folder / "tokenizer.json").stat().st_size
+        size = 0 if path is None else path.stat().st_size
     except OSError:
         return 0
+    return size if path is not None and path.suffix in (".json", ".txt") else _WITHOUT_MERGES * size

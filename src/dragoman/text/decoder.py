@@ -122,6 +122,7 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+_CHARS = {byte: char for char, byte in _BYTE_OF.items()}
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -133,6 +134,11 @@ def byte_level_bytes(token: str) -> bytes:
         return bytes([_BYTE_OF[char] for char in token])
     except KeyError:
         return token.encode()
+
+
+def byte_level_token(data: bytes) -> str:
+    """Return the byte-level token of these bytes."""
+    return data.decode("latin-1").translate(_CHARS)
 
 
 def byte_fallback(token: str) -> int | None:

@@ -15,7 +15,8 @@ from dragoman.core.events import PromptToken
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.text.decoder import DecoderSpec
 from dragoman.text.fim import FillOrder, find_fill_tokens
-from dragoman.text.tokenizer_files import TokenizerFiles, call_library, parse_pipeline, read_tokenizer_files
+from dragoman.text.tokenizer_files import TokenizerFiles, parse_pipeline, read_tokenizer_files
+from dragoman.text.vocabularies.folder import call_library
 
 _MAX_ID = 2**32 - 1
 _PIECE_CHARS = 1 << 16

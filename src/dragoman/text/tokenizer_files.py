@@ -1,6 +1,6 @@
 """Tokenizer files of a model folder: which ones are read, and what each defines.
 
-``tokenizer.json`` holds the pipeline; or, as GPT-2 was published, ``vocab.json`` and ``merges.txt``.
+``tokenizer.json`` holds the pipeline; without one, a vocabulary in another form (``vocabularies``).
 ``tokenizer_config.json``, or in older folders ``special_tokens_map.json``, names the special tokens. ``config.json``
 and ``generation_config.json`` list the ids that end a generation.
 """
@@ -9,35 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer
 
 from dragoman.core.errors import ModelError
 from dragoman.core.stand_ins import broken_link_problem, stand_in_problem
-
-_Result = TypeVar("_Result")
+from dragoman.text.vocabularies.files import read_vocabulary
+from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, call_library, token_text
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-
-# GPT-2 was published without a list of its special tokens.
-_GPT2_NAMES = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-
-# Models whose two files are GPT-2's kind where nothing names their tokenizer's class, as transformers has it.
-_GPT2_MODELS = frozenset({"gpt2", "gpt_neo", "gptj", "opt", "phi", "codegen", "starcoder2", "dbrx", "jais2"})
-
-# These hold a vocabulary, but not how to split text into it: that is in the code of the class that reads them.
-_FOREIGN_FILES = (
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "*.model",
-    "*.tiktoken",
-    "tekken.json",
-    "vocab.txt",
-)
 
 # Most files have the key without a prefix. An escape that could spell the key in another way is checked as well.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*(?!\s|null|"")|\\u00[567]')
@@ -52,17 +35,6 @@ class TokenizerFiles(NamedTuple):
     eos_ids: tuple[int, ...]
     fill_tokens: Mapping[str, int] = {}
     """Ids of fill-in-the-middle marks that a GGUF file names, by ``fim.FILE_MARKS``."""
-
-
-def call_library(function: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:
-    """Call the tokenizers library. A panic raises an Exception: the library's own is a BaseException, which would pass
-    every handler that isolates requests."""
-    try:
-        return function(*arguments, **options)
-    except BaseException as error:
-        if type(error).__name__ == "PanicException":
-            raise RuntimeError(f"the tokenizers library failed: {error}") from error
-        raise
 
 
 def parse_pipeline(document: bytes) -> Tokenizer:
@@ -92,22 +64,28 @@ def _checked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     """Read a model folder. Raises ModelError that names the wrong file, or what to do when one is missing."""
     settings = _read_object(folder / "tokenizer_config.json")
-    pipeline = _read_pipeline(folder, settings)
-    pipeline.no_truncation()
-    pipeline.no_padding()
     legacy = {} if "added_tokens_decoder" in settings else _read_object(folder / "special_tokens_map.json")
-    named = {**_GPT2_NAMES, **settings, **legacy} if _is_gpt2(folder) else {**settings, **legacy}
-    tokens = _named_tokens(named)
-    special_tokens = {name: text for name, token in tokens.items() if (text := _content(token))}
+    named = {**settings, **legacy}
     try:
         declared = settings.get("added_tokens_decoder") or _older_added_tokens(folder, settings)
+        texts = {int(token_id): str(token["content"]) for token_id, token in declared.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: {error}") from error
+    vocabulary = _read_pipeline(folder, named, texts)
+    pipeline, named = vocabulary.pipeline, {**vocabulary.names, **named}
+    pipeline.no_truncation()
+    pipeline.no_padding()
+    tokens = _named_tokens(named)
+    special_tokens = {name: text for name, token in tokens.items() if (text := token_text(token))}
+    try:
         _add_declared_tokens(pipeline, declared)
         others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or ()
         extra = others if isinstance(others, list) else ()
         of_text = {token["content"]: token for token in declared.values()}
-        pipeline.add_special_tokens([_added(each, of_text) for each in (*tokens.values(), *extra) if _content(each)])
+        pipeline.add_special_tokens([_added(each, of_text) for each in (*tokens.values(), *extra) if token_text(each)])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{folder / 'tokenizer_config.json'}: {error}") from error
+    vocabulary.finish()
     decoder = None if pipeline.decoder is None else json.loads(pipeline.decoder.__getstate__())
     fill = settings.get("fill_tokens") or {}
     if not isinstance(fill, dict) or not all(type(each) is int and 0 <= each < 2**32 for each in fill.values()):
@@ -116,68 +94,22 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     return TokenizerFiles(pipeline, decoder, special_tokens, tuple(dict.fromkeys(_eos_ids(folder))), fill)
 
 
-def _read_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
+def _read_pipeline(folder: Path, named: Mapping[str, Any], declared: Mapping[int, str]) -> Vocabulary:
     path = folder / "tokenizer.json"
-    if path.is_file():
-        document = path.read_bytes()
-        if problem := stand_in_problem(path, document):
-            raise ModelError(problem)
-        try:
-            return parse_pipeline(document)
-        except Exception as error:  # the library raises plain Exception for every malformed file
-            newer = "untagged enum" in str(error)  # the library's words for a part that it does not know
-            hint = "; a newer release of the library may know it: pip install --upgrade tokenizers" if newer else ""
-            raise ModelError(f"{path}: not a tokenizer that can be read: {error}{hint}") from error
     if problem := broken_link_problem(path):
         raise ModelError(problem)
-    if _is_gpt2(folder):
-        return _read_gpt2_pipeline(folder, settings)
-    foreign = next((found for pattern in _FOREIGN_FILES for found in sorted(folder.glob(pattern))), None)
-    if foreign is None:
-        raise ModelError(
-            f"{folder}: there is no tokenizer.json; copy it, and tokenizer_config.json, from where the model came from"
-        )
-    raise ModelError(f"{foreign}: this kind of tokenizer is not read; {_conversion(folder)}")
-
-
-def _conversion(folder: Path) -> str:
-    load_and_save = f"AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
-    return (
-        "convert it to a tokenizer.json with\n"
-        "  pip install transformers sentencepiece protobuf tiktoken\n"
-        f'  python -c "from transformers import AutoTokenizer; {load_and_save}"'
-    )
-
-
-def _is_gpt2(folder: Path) -> bool:
-    return not (folder / "tokenizer.json").is_file() and all(
-        (folder / name).is_file() for name in ("vocab.json", "merges.txt")
-    )
-
-
-def _read_gpt2_pipeline(folder: Path, settings: Mapping[str, Any]) -> Tokenizer:
-    """Return GPT-2's byte-level BPE. Other models with these two files may split text differently: the class, or
-    without one the model's type, must match."""
-    family = str(_read_object(folder / "config.json").get("model_type") or "gpt2")
-    usual = "GPT2Tokenizer" if family in _GPT2_MODELS else f"a tokenizer of {family[:80]}"
-    kind = str(settings.get("tokenizer_class") or usual).removesuffix("Fast")
-    if kind != "GPT2Tokenizer":
-        raise ModelError(
-            f"{folder}: vocab.json and merges.txt do not define how {kind} splits text; {_conversion(folder)}"
-        )
+    if not path.is_file():
+        family = str(_read_object(folder / "config.json").get("model_type") or "")
+        return read_vocabulary(FolderSettings(folder, named, declared, family))
+    document = path.read_bytes()
+    if problem := stand_in_problem(path, document):
+        raise ModelError(problem)
     try:
-        model = call_library(models.BPE.from_file, str(folder / "vocab.json"), str(folder / "merges.txt"))
-    except Exception as error:  # as above
-        raise ModelError(f"{folder}: vocab.json and merges.txt cannot be read: {error}") from error
-    pipeline = Tokenizer(model)
-    pipeline.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(settings.get("add_prefix_space", False)))
-    pipeline.decoder = decoders.ByteLevel()
-    bos = _content(settings.get("bos_token"))
-    if settings.get("add_bos_token") and bos and (bos_id := pipeline.token_to_id(bos)) is not None:
-        pipeline.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, bos_id)]
-        )
-    return pipeline
+        return Vocabulary(parse_pipeline(document))
+    except Exception as error:  # the library raises plain Exception for every malformed file
+        newer = "untagged enum" in str(error)  # the library's words for a part that it does not know
+        hint = "; a newer release of the library may know it: pip install --upgrade tokenizers" if newer else ""
+        raise ModelError(f"{path}: not a tokenizer that can be read: {error}{hint}") from error
 
 
 def _named_tokens(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +118,7 @@ def _named_tokens(named: Mapping[str, Any]) -> dict[str, Any]:
     own = named.get("extra_special_tokens")
     found = {**named, **own} if isinstance(own, Mapping) else named
     others = sorted(name for name in found if str(name).endswith("_token") and name not in SPECIAL_TOKEN_NAMES)
-    return {name: found[name] for name in (*SPECIAL_TOKEN_NAMES, *others) if _content(found.get(name))}
+    return {name: found[name] for name in (*SPECIAL_TOKEN_NAMES, *others) if token_text(found.get(name))}
 
 
 def _older_added_tokens(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,16 +144,10 @@ def _add_declared_tokens(pipeline: Tokenizer, declared: Mapping[str, Mapping[str
 def _added(token: object, declared: Mapping[str, Mapping[str, Any]]) -> AddedToken:
     """Return a special token. Which spaces around it it takes is what is ``declared`` of its text; what stands beside
     its name has no effect, as in transformers."""
-    text = str(_content(token))
+    text = str(token_text(token))
     options = declared.get(text, {})
     spaces = {name: bool(options.get(name)) for name in ("lstrip", "rstrip", "single_word", "normalized")}
     return AddedToken(text, special=True, **spaces)
-
-
-def _content(token: object) -> str | None:
-    """Return the text of a token, which is written as its text, or as an object around it."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    return text if isinstance(text, str) and text else None
 
 
 def _eos_ids(folder: Path) -> Iterator[int]:

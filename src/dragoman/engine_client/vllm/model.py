@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 
 from dragoman.core.errors import ModelError
+from dragoman.core.vocabulary_files import VOCABULARY_FILES, VOCABULARY_PAIR
 from dragoman.models.config import read_json, token_ids
 from dragoman.models.source import find_source
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "seq_length")
-_DESCRIBING = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer.model")
+_DESCRIBING = ("config.json", "generation_config.json", "tokenizer.json", *VOCABULARY_PAIR, *VOCABULARY_FILES)
 
 
 class RemoteModel(msgspec.Struct, frozen=True, kw_only=True):

@@ -70,6 +70,5 @@ FAMILIES: dict[str, Family] = {
         divide=_with_unit_rows,
         title="Baichuan",
         examples=("baichuan-inc/Baichuan2-7B-Chat", "baichuan-inc/Baichuan2-13B-Chat", "baichuan-inc/Baichuan-7B"),
-        note="The repositories have a SentencePiece tokenizer: the error at start says how it is converted.",
     ),
 }

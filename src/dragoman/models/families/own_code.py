@@ -51,9 +51,6 @@ _LING_NAMES = DEEPSEEK_NAMES | {
 }
 
 
-_SENTENCE_PIECE = "The repositories have a SentencePiece tokenizer: the error at start says how it is converted."
-
-
 def _read_exaone(config: Config) -> DecoderSpec:
     """Return a Llama under GPT-2's names."""
     named = {"num_hidden_layers": config.value("num_layers", config.value("num_hidden_layers"))}
@@ -180,7 +177,6 @@ FAMILIES: dict[str, Family] = {
         row_order=grouped_rows,
         title="InternLM 2 and 2.5",
         examples=("internlm/internlm2_5-1_8b-chat", "internlm/internlm2_5-7b-chat"),
-        note=_SENTENCE_PIECE,
     ),
     "InternLM3ForCausalLM": Family(
         _read_internlm3,
@@ -190,7 +186,6 @@ FAMILIES: dict[str, Family] = {
         ignored=ROTARY_BUFFER,
         title="InternLM 3",
         examples=("internlm/internlm3-8b-instruct",),
-        note=_SENTENCE_PIECE,
     ),
     "IQuestCoderForCausalLM": Family(
         _read_iquest,

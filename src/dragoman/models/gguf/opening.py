@@ -41,7 +41,7 @@ from dragoman.models.pooling import RERANKER
 from dragoman.models.settings import default_cache_folder
 from dragoman.models.tensors import Tensor, TensorFiles
 
-_FORMAT = 4  # of the folders: changes when other content is generated from the same metadata
+_FORMAT = 5  # of the folders: changes when other content is generated from the same metadata
 _MOST_FOLDERS = 64
 _MATRICES_OF_HEADS = (".k_b_proj.weight", ".v_b_proj.weight")
 _MTP_NAMES = {"eh_proj": "eh_proj", "enorm": "enorm", "hnorm": "hnorm", "shared_head_norm": "shared_head.norm"}

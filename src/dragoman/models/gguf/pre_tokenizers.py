@@ -8,34 +8,17 @@ from __future__ import annotations
 
 import msgspec
 
-_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
-
-
-def _words(digits: str, letters: str = r"\p{L}", line_ends: str = r"[\r\n]*", spaces: str = _SPACES) -> str:
-    """Return the pattern for words with a preceding sign, digits in groups, and signs with following line ends."""
-    return rf"{_ENDINGS}|{_BEFORE_WORD}[{letters}]+|{digits}| ?[^\s{letters}\p{{N}}]+{line_ends}|{spaces}"
-
-
-def _cased_words(digits: str, endings: str) -> str:
-    """Return the same pattern, with words also split before capitals."""
-    return (
-        rf"{_BEFORE_WORD}{_UPPER}*{_LOWER}+{endings}|{_BEFORE_WORD}{_UPPER}+{_LOWER}*{endings}"
-        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-    )
-
-
-def _cased_words_without(script: str, digits: str, endings: str) -> str:
-    """Return the same pattern with words of one script apart."""
-    upper, lower = (f"[{letters}&&[^{script}]]" for letters in (_UPPER, _LOWER))
-    return (
-        rf"{script}+|{_BEFORE_WORD}{upper}*{lower}+{endings}|{_BEFORE_WORD}{upper}+{lower}*{endings}"
-        rf"|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-    )
+from dragoman.core.split_patterns import (
+    BEFORE_WORD,
+    ENDINGS,
+    GPT2,
+    KIMI,
+    LLAMA3,
+    QWEN2,
+    SPACES,
+    cased_words,
+    words,
+)
 
 
 class PreTokenizer(msgspec.Struct, frozen=True):
@@ -51,16 +34,16 @@ class PreTokenizer(msgspec.Struct, frozen=True):
     adds_bos: bool = False
 
 
-_PLAIN = PreTokenizer((_GPT2,))
-_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
-_QWEN2 = PreTokenizer((_words(r"\p{N}"),))
-_LLAMA3 = PreTokenizer((_words(r"\p{N}{1,3}"),))
+_PLAIN = PreTokenizer((GPT2,))
+_SINGLE_DIGITS = PreTokenizer((r"\p{N}", GPT2))
+_QWEN2 = PreTokenizer((QWEN2,))
+_LLAMA3 = PreTokenizer((LLAMA3,))
 _LLAMA3_WHOLE = PreTokenizer(_LLAMA3.patterns, whole_words=True, adds_bos=True)
 _CHATGLM = PreTokenizer(_LLAMA3.patterns, whole_words=True)
 _BLOOM_WORDS = r" ?[^(\s|.,!?…。，、।۔،)]+"
-_GPT4O = PreTokenizer((_cased_words(r"\p{N}{1,3}", f"{_ENDINGS}?"),))
-_QWEN35 = PreTokenizer((_words(r"\p{N}", r"\p{L}\p{M}"),))
-_KIMI = PreTokenizer((_cased_words_without(r"\p{Han}", r"\p{N}{1,3}", f"{_ENDINGS}?"),))
+_GPT4O = PreTokenizer((cased_words(r"\p{N}{1,3}", f"{ENDINGS}?"),))
+_QWEN35 = PreTokenizer((words(r"\p{N}", r"\p{L}\p{M}"),))
+_KIMI = PreTokenizer((KIMI,))
 # DeepSeek's. Its first models name the letters that have cases one by one.
 _IDEOGRAPHS = "[一-龥ࠀ-一가-퟿]+"
 _CASED_LETTERS = (
@@ -74,7 +57,7 @@ _DEEPSEEK = PreTokenizer(
 _DEEPSEEK_CODER = PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}"))
 _DEEPSEEK_WORDS = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}"
+    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACES}"
 )
 _DEEPSEEK_V3 = PreTokenizer((r"\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", _DEEPSEEK_WORDS))
 # Trinity's: digits in groups of three from the right, and scripts of Asia without spaces between words.
@@ -89,29 +72,29 @@ _AFMOE = PreTokenizer(
 _YOUTU = PreTokenizer(
     (
         "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
-        _cased_words(r"\p{N}", f"{_ENDINGS}?"),
+        cased_words(r"\p{N}", f"{ENDINGS}?"),
     ),
     whole_words=True,
 )
 # Jais 2's: spaces fall into pieces of powers of two.
 _POWERS_OF_SPACES = "|".join(rf"\s{{{count}}}(?!\S)" for count in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
-_JAIS2 = PreTokenizer((_words(r"\p{N}{1,3}", spaces=rf"\s*[\r\n]+|{_POWERS_OF_SPACES}|\s"),))
+_JAIS2 = PreTokenizer((words(r"\p{N}{1,3}", spaces=rf"\s*[\r\n]+|{_POWERS_OF_SPACES}|\s"),))
 _EXAONE_MOE = PreTokenizer(
     (
-        rf"{_ENDINGS}|{_BEFORE_WORD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
+        rf"{ENDINGS}|{BEFORE_WORD}(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?"
         r"|\s*[\r\n]|\s+(?!\S)|\s+",
     )
 )
 _BAILING = PreTokenizer(
     (
-        rf"'(?i:[sdmt]|ll|ve|re)|{_BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+        rf"'(?i:[sdmt]|ll|ve|re)|{BEFORE_WORD}\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
         r"|\s*[\r\n]|\s+(?!\S)|\s+",
     )
 )
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]")),
+    "default": PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]")),
     **dict.fromkeys(
         (
             "gpt-2",
@@ -141,10 +124,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2", "falcon-h1", "midm-2.0"), _LLAMA3_WHOLE
     ),
-    "minicpm5": PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), whole_words=True),
-    "seed-coder": PreTokenizer((_words(r"\p{N}", line_ends=""),)),
+    "minicpm5": PreTokenizer((r"\p{N}{1,3}", words(r"\p{N}+")), whole_words=True),
+    "seed-coder": PreTokenizer((words(r"\p{N}", line_ends=""),)),
     "glm4": _CHATGLM,
-    "tekken": PreTokenizer((_cased_words(r"\p{N}", ""),), whole_words=True, adds_bos=True),
+    "tekken": PreTokenizer((cased_words(r"\p{N}", ""),), whole_words=True, adds_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2", "kanana2"), _GPT4O),
     **dict.fromkeys(("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", *_GPT4O.patterns))),
     "kimi-k2": _KIMI,

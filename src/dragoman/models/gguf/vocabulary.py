@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
+from dragoman.core.merges import TooLongTokens, merges_of
 from dragoman.models.gguf import unigram, wordpiece
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.metadata import Metadata
@@ -236,7 +237,7 @@ def _pieces(keys: Metadata, vocabulary: Vocabulary) -> Json:
         scores = keys.numbers("scores", len(vocabulary.tokens))
         if scores is None:
             raise keys.file.fail(f"{_PREFIX}scores", "is missing")
-        merges = _merges_by_score(vocabulary, scores)
+        merges = _merges_by_score(keys, vocabulary, scores)
     prefix = keys.flag("add_space_prefix", True)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
     before = [{"type": "Prepend", "prepend": _SPACE}] if prefix else []
@@ -267,22 +268,13 @@ def _pieces(keys: Metadata, vocabulary: Vocabulary) -> Json:
     }
 
 
-def _merges_by_score(vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str]]:
-    """Return every way to join two pieces to a third, the best third first.
-
-    Of equal scores llama.cpp takes the leftmost in the text, which an order of merges cannot express; the longer
-    left piece first gives the same except for overlaps of a piece with itself (``aa a`` and ``a aa``), since pairs
-    form from the left.
-    """
+def _merges_by_score(keys: Metadata, vocabulary: Vocabulary, scores: NDArray[Any]) -> list[tuple[str, str]]:
+    """Return how neighbours are joined, those of the best score first."""
     pieces = vocabulary.of(TokenType.NORMAL, TokenType.USER_DEFINED)
-    known = {vocabulary.tokens[i] for i in pieces}
-    found = []
-    for i in pieces:
-        piece = vocabulary.tokens[i]
-        for cut in range(1, len(piece)):
-            if piece[:cut] in known and piece[cut:] in known:
-                found.append((-float(scores[i]), i, -cut, piece[:cut], piece[cut:]))
-    return [(left, right) for *_, left, right in sorted(found)]
+    try:
+        return merges_of({vocabulary.tokens[i]: -float(scores[i]) for i in pieces})
+    except TooLongTokens as error:
+        raise keys.file.fail(f"{_PREFIX}tokens", str(error)) from None
 
 
 def _bpe(vocabulary: Vocabulary, merges: list[tuple[str, str]], **options: Any) -> Json:
