@@ -20,7 +20,10 @@ from tests.fuzz.native import run_sanitized
 
 ROOT = Path(__file__).parents[2]
 FOUND = ROOT / "build" / "fuzz"
-READERS = ("gguf", "vocabulary", "tokenizer", "settings", "safetensors", "header", "config")
+READERS = (
+    *("gguf", "vocabulary", "tokenizer", "settings", "sentencepiece", "tiktoken", "tekken", "pieces"),
+    *("safetensors", "header", "config"),
+)
 HANGS_AFTER_S = 2
 MOST_MEMORY_MB = 2048
 LARGEST_INPUT_BYTES = 1 << 16

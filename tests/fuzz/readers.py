@@ -30,6 +30,7 @@ from dragoman.models.gguf.vocabulary import tokenizer_files
 from dragoman.models.safetensors_file import read_header
 from dragoman.text import Tokenizer
 from tests.fuzz.json_mutation import mutate_bytes, mutate_json
+from tests.text.vocabulary_cases import ODD_TOKENS, lines_of, tekken
 
 ROOT = Path(__file__).parents[2]
 _MOST_READ_BYTES = 1 << 20
@@ -98,6 +99,21 @@ def read_tokenizer(data: bytes) -> None:
     _use_tokenizer({"tokenizer.json": data})
 
 
+def read_published(name: str) -> Callable[[bytes], None]:
+    """A vocabulary in the form in which it was published, in a file of this name."""
+
+    def read(data: bytes) -> None:
+        _use_tokenizer({name: data})
+
+    return read
+
+
+def read_settings_of_pieces(data: bytes) -> None:
+    """``tokenizer_config.json`` beside a model of SentencePiece."""
+    model = next(_sentencepiece_seeds())
+    _use_tokenizer({"tokenizer.model": model, "tokenizer_config.json": data})
+
+
 def read_settings(data: bytes) -> None:
     """The files beside ``tokenizer.json``, as one document with an object for each."""
     files = _object(data)
@@ -139,7 +155,8 @@ def _use_tokenizer(files: dict[str, bytes]) -> None:
     folder = _written("tokenizer", files)
     try:
         tokenizer = Tokenizer.load(folder)
-    except ModelError:
+    except ModelError as error:
+        _must_name(folder, error)
         return
     with suppress(BadRequest):
         for text in _TEXTS:
@@ -254,6 +271,26 @@ def _tokenizer() -> bytes:
     return json.dumps({"version": "1.0", "added_tokens": added, "model": model, "decoder": {"type": "Fuse"}}).encode()
 
 
+def _sentencepiece_seeds() -> Iterator[bytes]:
+    for path in sorted((ROOT / "tests" / "text" / "sentencepiece_models").glob("*.model")):
+        yield path.read_bytes()
+
+
+def _tiktoken_seeds() -> Iterator[bytes]:
+    yield lines_of(ODD_TOKENS)
+
+
+def _tekken_seeds() -> Iterator[bytes]:
+    yield json.dumps(tekken()).encode()
+
+
+def _settings_of_pieces_seeds() -> Iterator[bytes]:
+    added = {"3": {"content": "<im>", "special": True}, "520": {"content": "<|im_end|>", "rstrip": True}}
+    settings = {"legacy": False, "add_bos_token": True, "add_eos_token": True, "add_prefix_space": True}
+    yield json.dumps({"tokenizer_class": "LlamaTokenizer", "added_tokens_decoder": added, **settings}).encode()
+    yield json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 3, "eos_token": "</s>"}).encode()
+
+
 def _settings_seeds() -> Iterator[bytes]:
     added = {"22": {"content": "<pad>", "lstrip": False, "normalized": False, "rstrip": False, "special": True}}
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "unk_token": None, "add_bos_token": True,
@@ -301,6 +338,10 @@ READERS = {
     "vocabulary": Reader(read_vocabulary, _vocabulary_seeds, is_json=True),
     "tokenizer": Reader(read_tokenizer, _tokenizer_seeds, is_json=True),
     "settings": Reader(read_settings, _settings_seeds, is_json=True),
+    "sentencepiece": Reader(read_published("tokenizer.model"), _sentencepiece_seeds),
+    "tiktoken": Reader(read_published("tiktoken.model"), _tiktoken_seeds),
+    "tekken": Reader(read_published("tekken.json"), _tekken_seeds, is_json=True),
+    "pieces": Reader(read_settings_of_pieces, _settings_of_pieces_seeds, is_json=True),
     "safetensors": Reader(read_safetensors_file, _safetensors_seeds),
     "header": Reader(read_safetensors_header, _safetensors_headers, is_json=True),
     "config": Reader(read_config, _config_seeds, is_json=True),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,10 @@ def test_symbols_of_users_are_found_where_spaces_are_marks(load_file: Load) -> N
         (model(SMALL, {24: 1}), "treat_whitespace_as_suffix"),
         (model(SMALL, normalizer={5: 0}), "escape_whitespaces"),
         (model(SMALL, normalizer={2: b"\x10\0\0\0"}), "map of characters says"),
+        (
+            model(SMALL, normalizer={2: struct.pack("<I256I", 1024, 1 << 31 | 300 << 10, *[0] * 255)}),
+            "leads out of its",
+        ),
         (model([("x" * 40_000, 0.0, NORMAL), *SMALL]), "too long"),
         (model(SMALL).replace(b"<s>", b"<\xff>"), "piece 1 is not UTF-8"),
     ],

@@ -34,7 +34,9 @@ def charsmap_problem(stored: bytes) -> str:
         stored[4 + size :].decode()
     except UnicodeDecodeError:
         return "has texts that are not UTF-8"
-    nodes = np.flatnonzero((units & np.uint32(_IS_VALUE)) == 0).astype(np.int64)
+    is_node = (units & np.uint32(_IS_VALUE)) == 0
+    is_node[0] = True  # the root, by whatever bits it has
+    nodes = np.flatnonzero(is_node).astype(np.int64)
     found = units[nodes].astype(np.int64)
     children = nodes ^ ((found >> 10) << ((found >> 6) & 8))
     if (children | 255).max(initial=0) >= len(units):
