@@ -132,17 +132,29 @@ def test_chats_run_with_the_adapter_that_model_names(http: httpx.Client) -> None
         ("/friendli/v1/completions", {"model": "nothing", "prompt": "x"}, 404),
         ("/tgi/generate", {"inputs": "x", "parameters": {"adapter_id": "nothing"}}, 422),
         ("/dedicated/v1/completions", {"model": "poems:poems", "prompt": "x"}, 404),
-        ("/v1/load_lora_adapter", {"lora_name": "nothing"}, 404),
-        ("/v1/load_lora_adapter", {"lora_name": "mine", "lora_path": "/etc"}, 404),
-        ("/v1/load_lora_adapter", {"lora_name": "stub", "lora_path": "recipes"}, 409),
-        ("/v1/load_lora_adapter", {"lora_name": "poems", "lora_path": "recipes"}, 409),
-        ("/v1/unload_lora_adapter", {"lora_name": "nothing"}, 404),
     ],
 )
 def test_an_adapter_that_is_not_there(http: httpx.Client, path: str, body: dict[str, Any], status: int) -> None:
     answer = http.post(path, json=body)
     assert answer.status_code == status, answer.text
     assert "x-dragoman-warnings" not in answer.headers, "refused, not ignored"
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "status", "param"),
+    [
+        ("load", {"lora_name": "nothing"}, 404, "lora_name"),
+        ("load", {"lora_name": "mine", "lora_path": "/etc"}, 404, "lora_path"),
+        ("load", {"lora_name": "stub", "lora_path": "recipes"}, 409, "lora_name"),
+        ("load", {"lora_name": "poems", "lora_path": "recipes"}, 409, "lora_name"),
+        ("unload", {"lora_name": "nothing"}, 404, "lora_name"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_by_its_field(
+    http: httpx.Client, operation: str, body: dict[str, Any], status: int, param: str
+) -> None:
+    answer = http.post(f"/v1/{operation}_lora_adapter", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (status, param), answer.text
 
 
 def test_two_adapters_for_one_request_are_refused(http: httpx.Client, recipes: str) -> None:

@@ -42,7 +42,7 @@ def test_adapters_come_and_go_while_the_hub_is_silent() -> None:
         pools = WorkerPools(WorkSettings(hub_timeout_s=3.0))
         model = local_model(QUICK, STUB, ChatTemplate({}))
         hub = SilentHub()
-        adapters = LoadedAdapters(LocalEngine(), model.card, model.cards, hub, pools)
+        adapters = LoadedAdapters(LocalEngine(), model.card, hub, pools)
 
         def load(caller: str, name: str, source: str) -> asyncio.Task[Any]:
             async def run() -> Any:

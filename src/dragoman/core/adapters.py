@@ -34,7 +34,8 @@ class Adapters(Protocol):
         ``source``: a folder among those that the operator offers, or a repository of the hub where the operator
         allows downloads. Loading a loaded adapter changes nothing, unless ``replace``: then it takes the place of the
         loaded one when it has been read, and one that cannot be read leaves that as it is.
-        Raises AdapterNotFound, Conflict where the name is a model's or another adapter's, LoadFailed.
+        Raises AdapterNotFound, Conflict where the name is a model's or another adapter's, LoadFailed. ``param`` of an
+        error is the parameter here that is at fault.
         """
 
     async def unload(self, name: str) -> AdapterEntry:

@@ -47,7 +47,7 @@ class AdapterLoads:
         check_name(name)
         taken = self._by_name.get(name)
         if taken is not None and (taken.info is None or not replace):
-            raise Conflict(f"The adapter '{name}' is already loaded; unload it first.", param="lora_name")
+            raise Conflict(f"The adapter '{name}' is already loaded; unload it first.", param="name")
         self._count += 1
         load = AdapterLoad(name, f"{name}#{self._count}", "", asyncio.get_running_loop().create_future())
         self._by_key[load.key] = load
@@ -68,7 +68,7 @@ class AdapterLoads:
         Raises Conflict where the name was taken meanwhile."""
         taken = self._by_name.get(load.name, load)
         if taken is not load and taken.info is None:
-            raise Conflict(f"Another adapter '{load.name}' is being loaded.", param="lora_name")
+            raise Conflict(f"Another adapter '{load.name}' is being loaded.", param="name")
         load.info = info
         self._by_name[load.name] = load
         return None if taken is load else self._drop_unused(taken)
@@ -149,7 +149,7 @@ class AdapterLoads:
 def check_name(name: str) -> None:
     """Raise BadRequest for an invalid adapter name."""
     if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
-        raise BadRequest(f"An adapter's name must have 1 to {MAX_NAME_LENGTH} printable characters.", param="lora_name")
+        raise BadRequest(f"An adapter's name must have 1 to {MAX_NAME_LENGTH} printable characters.", param="name")
 
 
 async def adapter_folder(model: StubModel | LoadModel, source: str) -> str:

@@ -7,12 +7,12 @@ and a repository of the hub only where the operator lets clients download.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.catalog import listed
-from dragoman.core.errors import AdapterNotFound, DragomanError
+from dragoman.core.errors import AdapterNotFound, Conflict, DragomanError, ModelError
 from dragoman.core.user_folders import expand_user
 from dragoman.models.adapters.source import find_adapter
 from dragoman.serving.settings import AdapterSettings
@@ -32,14 +32,36 @@ class AdapterSource(NamedTuple):
 
 class AdapterRegistry:
     """All adapters that may be loaded. ``allow_downloads``: clients may name any repository of the hub. ``token``:
-    of the hub."""
+    of the hub. ``model_names``: the names of all models, which no adapter may have: requests would get the wrong one.
+    """
 
-    def __init__(self, settings: AdapterSettings, *, allow_downloads: bool = False, token: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: AdapterSettings,
+        *,
+        allow_downloads: bool = False,
+        token: str | None = None,
+        model_names: Callable[[], Iterable[str]] = tuple,
+    ) -> None:
         """Raises DragomanError for an invalid list."""
         self._token = token
+        self._model_names = model_names
         self.first = read_list(settings.lora_adapters)
         self._folder = None if settings.adapters_folder is None else expand_user(settings.adapters_folder)
         self._allow_downloads = allow_downloads
+
+    def check_name(self, name: str) -> None:
+        """Raise Conflict where a model has the name of an adapter that is to be loaded."""
+        if name in self._model_names():
+            raise Conflict(f"'{name}' is the name of a model.", param="name")
+
+    def check_first(self) -> None:
+        """Raise ModelError where a model has the name of an adapter of the start."""
+        for adapter in self.first:
+            try:
+                self.check_name(adapter.name)
+            except Conflict:
+                raise ModelError(f"--lora-adapters: {adapter.name} is the name of a model") from None
 
     def sources(self) -> Iterator[AdapterSource]:
         """Return the adapters of the start, and those in the folder; reads the folder."""
@@ -51,6 +73,7 @@ class AdapterRegistry:
 
     def find(self, name: str, source: str | None = None) -> AdapterSource:
         """Return the source of the adapter ``name``. Reads the folder. Raises AdapterNotFound."""
+        param = "name" if source is None else "source"
         if source is None or source == name:
             for adapter in self.sources():
                 if adapter.name == name:
@@ -62,7 +85,7 @@ class AdapterRegistry:
         if self._allow_downloads and _HUB_ID.fullmatch(source) and not Path(source).exists():
             return AdapterSource(name, source)
         there = listed(adapter.name for adapter in self.sources()) or "none"
-        raise AdapterNotFound(f"There is no adapter '{source[:256]}' to load. There are: {there}.", param="lora_path")
+        raise AdapterNotFound(f"There is no adapter '{source[:256]}' to load. There are: {there}.", param=param)
 
     def fetch(self, adapter: AdapterSource) -> Path:
         """Return the folder with the adapter's files, downloaded where they are missing. Raises ModelError."""

@@ -41,13 +41,11 @@ class LoadedAdapters:
         self,
         engine: AdapterEngine,
         base: ModelCard,
-        names: Mapping[str, object],
         registry: AdapterRegistry,
         pools: WorkerPools,
     ) -> None:
-        """``names``: those of the model, which no adapter may have. ``pools``: the threads that wait for disk and
-        hub."""
-        self._engine, self._base, self._names, self._registry, self._pools = engine, base, names, registry, pools
+        """``pools``: the threads that wait for disk and hub."""
+        self._engine, self._base, self._registry, self._pools = engine, base, registry, pools
         self._cards: dict[str, ModelCard] = {}
         self._sources: dict[str, AdapterSource] = {}
         self._changing = asyncio.Lock()
@@ -75,8 +73,7 @@ class LoadedAdapters:
         return (*loaded, *(AdapterEntry(name=name, loaded=False) for name in unloaded))
 
     async def load(self, name: str, source: str | None = None, *, replace: bool = False) -> AdapterEntry:
-        if name in self._names:
-            raise Conflict(f"'{name}' is the name of the model.", param="lora_name")
+        self._registry.check_name(name)
         adapter = await self._pools.disk.run(lambda: self._registry.find(name, source))
         # The hub may take long: other adapters are loaded and unloaded meanwhile.
         folder = await self._fetched(adapter) if replace or name not in self.cards else None
@@ -84,14 +81,12 @@ class LoadedAdapters:
             if replace or name not in self.cards:
                 return await self._load(adapter, folder or await self._fetched(adapter), replace=replace)
             if source is not None and self._sources[name].source != adapter.source:
-                raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="lora_name")
+                raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="name")
             return _entry(name, self._engine.adapters[name])
 
     async def load_first(self) -> None:
         """Load the adapters of the start. Raises ModelError."""
         for adapter in self._registry.first:
-            if adapter.name in self._names:
-                raise ModelError(f"--lora-adapters: {adapter.name} is the name of the model")
             try:
                 await self._load(adapter, await self._fetched(adapter))
             except LoadFailed as error:
@@ -99,7 +94,8 @@ class LoadedAdapters:
 
     async def unload(self, name: str) -> AdapterEntry:
         async with self._changing:
-            self.card(name)
+            if self.find(name) is None:
+                raise AdapterNotFound(f"The adapter '{name[:256]}' is not loaded.", param="name")
             del self._cards[name], self._sources[name]
             await self._engine.unload_adapter(name)
             return AdapterEntry(name=name, loaded=False)

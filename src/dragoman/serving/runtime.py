@@ -12,7 +12,7 @@ from pathlib import Path
 from dragoman.core.adapters import Adapters
 from dragoman.core.caller import current_caller
 from dragoman.core.catalog import may_have_loaded
-from dragoman.core.errors import EngineUnavailable, ModelError, ModelNotFound
+from dragoman.core.errors import EngineUnavailable, ModelNotFound
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.explanation import Explanation
 from dragoman.core.images import ImageInput, ImageTiles
@@ -306,10 +306,16 @@ async def start_runtime(
         if newest is not None and newest.engine is engine:
             runtime.fail(reason)
 
+    def model_names() -> Iterator[str]:
+        for entry in model_pool.entries():
+            yield entry.id
+            yield from entry.aliases
+
     first = _first_source(settings, worker)
     models = ModelRegistry(catalog, first)
-    lora = AdapterRegistry(adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker))
-    _check_names(models, lora)
+    lora = AdapterRegistry(
+        adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker), model_names=model_names
+    )
     loader = ModelLoader(
         settings,
         worker,
@@ -339,6 +345,7 @@ async def start_runtime(
         pins=catalog.pin,
         threads=worker.threads,
     )
+    lora.check_first()
     is_kept = "disk" in (continuing.continue_store, responses.responses_store, batches.files_store)
     if is_kept and (reason := unusable(continuing.folder)):
         log.warning("responses, files and cut generations cannot be kept: %s; --state-dir names a folder", reason)
@@ -372,15 +379,6 @@ def _first_source(settings: ServingSettings, worker: WorkerSettings) -> ModelSou
         source = worker.model.source
         return model_source(settings.name or source_name(source), source, settings.alias)
     return ModelSource(name=settings.name or "stub", source=None, aliases=settings.alias)
-
-
-def _check_names(models: ModelRegistry, adapters: AdapterRegistry) -> None:
-    """Raise ModelError where an adapter of the start has the name of a model: requests would get the wrong one."""
-    if adapters.first:
-        names = {name for source in models.sources() for name in (source.name, *source.aliases)}
-        for adapter in adapters.first:
-            if adapter.name in names:
-                raise ModelError(f"--lora-adapters: {adapter.name} is the name of a model")
 
 
 def _hub_token(worker: WorkerSettings) -> str | None:

@@ -158,7 +158,7 @@ class EngineServing:
         self.batches = SqliteBatchStore()
         self.admission = admission or Admission(DEFAULT_MAX_WAITING)
         self.catalog = FixedCatalog(model)
-        self.adapters = LoadedAdapters(engine, model.card, model.cards, adapters, self._pools)
+        self.adapters = LoadedAdapters(engine, model.card, adapters, self._pools)
         self._engine = engine
         self._model = model
         self._observers = observers

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from dragoman.core.adapters import AdapterEntry
-from dragoman.core.errors import Conflict
+from dragoman.core.errors import DragomanError
 from dragoman.core.serving import Serving
 from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.field import Field, Table, Treatment
@@ -50,20 +53,34 @@ UNLOAD = Table(
 )
 
 
+FIELDS = {"name": "lora_name", "source": "lora_path"}
+"""The fields that become the parameters of ``core.adapters.Adapters``."""
+
+
+@contextmanager
+def _own_fields() -> Iterator[None]:
+    """Give errors about parameters the names of their fields."""
+    try:
+        yield
+    except DragomanError as error:
+        error.param = FIELDS.get(error.param or "", error.param)
+        raise
+
+
 async def load(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /v1/load_lora_adapter``: answers when requests may name it."""
     values = (await context.read(LOAD)).values
     name = values["lora_name"]
-    if any(name in (entry.id, *entry.aliases) for entry in serving.catalog.entries()):
-        raise Conflict(f"'{name}' is the name of a model.", param="lora_name")
-    await context.unless_gone(serving.adapters.load(name, values["lora_path"], replace=values["load_inplace"]))
+    with _own_fields():
+        await context.unless_gone(serving.adapters.load(name, values["lora_path"], replace=values["load_inplace"]))
     await context.reply_text(f"Success: LoRA adapter '{name}' added successfully.")
 
 
 async def unload(serving: Serving, context: RequestContext) -> None:
     """Handle ``POST /v1/unload_lora_adapter``: requests that run with it are finished."""
     name = (await context.read(UNLOAD)).values["lora_name"]
-    await serving.adapters.unload(name)
+    with _own_fields():
+        await serving.adapters.unload(name)
     await context.reply_text(f"Success: LoRA adapter '{name}' removed successfully.")
 
 
