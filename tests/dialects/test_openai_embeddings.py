@@ -15,6 +15,7 @@ pytestmark = pytest.mark.anyio
 PATH = "/openai/v1/embeddings"
 SAME = [f"text {i}" for i in range(20)]
 TEXTS = ["Once upon a time", "The cat sat on the mat", "a"]
+LONG = "a cat " * 300
 
 
 async def post(runtime: LocalServer, path: str, **body: Any) -> httpx.Response:
@@ -91,6 +92,24 @@ async def test_errors_name_their_field(
     error = answer.json()["error"]
     assert answer.status_code in (400, 404)
     assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PATH, {"input": ["a", LONG]}, "input[1]"),
+        ("/openai/v1/rerank", {"query": "a", "documents": ["b", {"text": LONG}]}, "documents[1]"),
+        ("/openai/v2/rerank", {"query": LONG, "documents": ["b"]}, "query"),
+        ("/openai/v1/score", {"text_1": "a", "text_2": LONG}, "text_2"),
+        ("/openai/v1/score", {"queries": ["a", LONG], "documents": ["b", "c"]}, "queries[1]"),
+    ],
+)
+async def test_a_text_that_is_too_long_is_named(
+    runtime: LocalServer, path: str, body: dict[str, Any], param: str
+) -> None:
+    answer = await post(runtime, path, **body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, param, "context_length_exceeded")
 
 
 async def test_a_long_text_is_cut_only_where_that_is_asked_for(runtime: LocalServer) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dragoman.core.errors import BadRequest, UnsupportedOperation
+from dragoman.core.errors import BadRequest, DragomanError, UnsupportedOperation
 from dragoman.core.events import GenerationResult
 from dragoman.core.lazy_imports import np
 from dragoman.core.pooling import PoolingKind, PoolingParams, embedding, sigmoid
@@ -50,11 +50,18 @@ def as_numbers(vector: NDArray[np.float32]) -> list[float]:
     return [float(str(number)) for number in vector]
 
 
+def places_in(name: str, value: Any) -> list[str]:
+    """Return the place of each text of a field that has one text, or one prompt in tokens, or a list of such."""
+    is_list = not isinstance(value, str) and not (value and isinstance(value[0], int))
+    return [f"{name}[{index}]" for index in range(len(value))] if is_list else [name]
+
+
 async def embed(
     serving: Serving,
     prompts: Sequence[Prompt],
     request_id: str,
     *,
+    places: Sequence[str] = (),
     model: str | None = None,
     dimensions: int | None = None,
     normalize: bool = True,
@@ -65,6 +72,7 @@ async def embed(
 ) -> Embedded:
     """Return the vectors of texts (``TextPrompt``, ``TokenPrompt``).
 
+    ``places``: of each text, the field that it is in, for errors; empty: ``input`` for all.
     ``dimensions``: only the first so many numbers. ``normalize``: to length 1, afterwards. ``pooling``: None: as the
     model does it. ``truncate``: of each text only the first so many tokens; None: a text that is too long is refused.
 
@@ -93,7 +101,7 @@ async def embed(
         )
         for index, prompt in enumerate(prompts)
     ]
-    results = await generate_all(serving, requests)
+    results = await _generated(serving, requests, places or ["input"] * len(requests))
     vectors = [embedding(result.prompt.pooled, dimensions=dimensions, normalize=normalize) for result in results]
     return Embedded(vectors, _tokens(results))
 
@@ -103,20 +111,22 @@ async def score(
     pairs: Sequence[tuple[str, str]],
     request_id: str,
     *,
+    places: Sequence[tuple[str, str]],
     model: str | None = None,
     truncate: int | None = None,
 ) -> Scored:
     """Return how well the second text of each pair fits the first: a cross-encoder's or a reranker's probability, or
     the cosine of the texts' embeddings.
 
-    ``truncate``: of each text, or pair, as in ``embed``. Raises as ``embed`` does.
+    ``places``: of each pair, the fields of its texts. ``truncate``: of each text, or pair, as in ``embed``. Raises as
+    ``embed`` does.
     """
     card = serving.model(model)
     if not compares(card):
         raise UnsupportedOperation(f"The model '{card.name}' compares no texts.", param="model")
     assert card.pooling is not None
     if card.pooling.pairs is None:
-        return await _cosines(serving, pairs, request_id, model, truncate)
+        return await _cosines(serving, pairs, request_id, places, model, truncate)
     requests = [
         GenerationRequest(
             request_id=request_id if len(pairs) == 1 else f"{request_id}-{index}",
@@ -129,17 +139,50 @@ async def score(
         )
         for index, (first, second) in enumerate(pairs)
     ]
-    results = await generate_all(serving, requests)
+    results = await _generated(serving, requests, [second for _, second in places])
     return Scored([_probability(result.prompt.pooled) for result in results], _tokens(results))
 
 
+class _WithPlaces:
+    """Serving whose errors name the fields that the requests' texts are in. ``places``: by the requests' ids."""
+
+    def __init__(self, serving: Serving, places: Mapping[str, str]) -> None:
+        self._serving, self._places = serving, places
+        self.stream = serving.stream
+
+    async def generate(self, request: GenerationRequest) -> GenerationResult:
+        try:
+            return await self._serving.generate(request)
+        except DragomanError as error:
+            if error.param == "prompt":
+                error.param = self._places[request.request_id]
+            elif error.param == "truncate":
+                error.param = "truncate_prompt_tokens"
+            raise
+
+
+async def _generated(
+    serving: Serving, requests: Sequence[GenerationRequest], places: Sequence[str]
+) -> list[GenerationResult]:
+    by_id = {request.request_id: place for request, place in zip(requests, places, strict=True)}
+    return await generate_all(_WithPlaces(serving, by_id), requests)
+
+
 async def _cosines(
-    serving: Serving, pairs: Sequence[tuple[str, str]], request_id: str, model: str | None, truncate: int | None
+    serving: Serving,
+    pairs: Sequence[tuple[str, str]],
+    request_id: str,
+    places: Sequence[tuple[str, str]],
+    model: str | None,
+    truncate: int | None,
 ) -> Scored:
-    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-    prompts = [TextPrompt(text=text) for text in texts]
-    found = await embed(serving, prompts, request_id, model=model, truncate=truncate)
-    vectors = dict(zip(texts, found.vectors, strict=True))
+    place_of: dict[str, str] = {}
+    for pair, names in zip(pairs, places, strict=True):
+        for text, name in zip(pair, names, strict=True):
+            place_of.setdefault(text, name)
+    prompts = [TextPrompt(text=text) for text in place_of]
+    found = await embed(serving, prompts, request_id, places=tuple(place_of.values()), model=model, truncate=truncate)
+    vectors = dict(zip(place_of, found.vectors, strict=True))
     cosines = (float(np.multiply(vectors[a], vectors[b], dtype=np.float64).sum()) for a, b in pairs)
     # The vectors are rounded to float32: of two that are equal the product may be beyond 1.
     return Scored([max(-1.0, min(1.0, cosine)) for cosine in cosines], found.prompt_tokens)

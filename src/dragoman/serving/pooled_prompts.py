@@ -43,21 +43,21 @@ async def read_pooled(
     match prompt:
         case TextPrompt(text=text) if cut is not None:
             limit = cut
-            ids = await reader.in_thread(len(text), lambda: model.tokenizer.encode_beginning(text, limit), "input")
+            ids = await reader.in_thread(len(text), lambda: model.tokenizer.encode_beginning(text, limit), "prompt")
         case TextPrompt(text=text):
-            ids = await reader.in_thread(len(text), lambda: model.tokenizer.encode(text, max_tokens=most), "input")
+            ids = await reader.in_thread(len(text), lambda: model.tokenizer.encode(text, max_tokens=most), "prompt")
         case TokenPrompt(token_ids=given):
             ids = given[:cut]
             if ids and not 0 <= min(ids) <= max(ids) < model.vocab_size:
                 message = f"Token ids are from 0 to {model.vocab_size - 1}: are these of another model's tokenizer?"
-                raise BadRequest(f"{message} Send the text itself.", param="input")
+                raise BadRequest(f"{message} Send the text itself.", param="prompt")
         case _:
-            raise BadRequest("A vector is made of a text or of token ids.", param="input")
-    model.require_known(ids, "input")
+            raise BadRequest("A vector is made of a text or of token ids.", param="prompt")
+    model.require_known(ids, "prompt")
     if not ids:
-        raise BadRequest("The text is empty: it has no tokens.", param="input")
+        raise BadRequest("The text is empty: it has no tokens.", param="prompt")
     if len(ids) > most:
-        raise overflow(model, f"the input has {len(ids)}", "input", prompt_tokens=len(ids))
+        raise overflow(model, f"the input has {len(ids)}", "prompt", prompt_tokens=len(ids))
     return pooling, ids
 
 
@@ -98,10 +98,10 @@ async def _read_pair(
             pooling, ids = encode(document)
         return pooling, ids
 
-    pooling, ids = await reader.in_thread(chars, work, "documents")
-    model.require_known(ids, "documents")
+    pooling, ids = await reader.in_thread(chars, work, "prompt")
+    model.require_known(ids, "prompt")
     if len(ids) > most:
-        raise overflow(model, f"query and document have {len(ids)}", "documents", prompt_tokens=len(ids))
+        raise overflow(model, f"query and document have {len(ids)}", "prompt", prompt_tokens=len(ids))
     return pooling, ids
 
 
@@ -113,5 +113,5 @@ def _without_last(tokenizer: Tokenizer, document: str, tokens: int) -> str:
     # All tokens of a character reach to its end: at the document's end such a token would take nothing away.
     end = next((token.stop for token in reversed(kept) if token.stop < len(content)), 0)
     if not end:
-        raise BadRequest("'truncate_prompt_tokens' leaves no room for a document.", param="truncate_prompt_tokens")
+        raise BadRequest("The limit of tokens leaves no room for a document.", param="truncate")
     return content[:end].decode("utf-8", "ignore")

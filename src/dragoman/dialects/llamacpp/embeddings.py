@@ -10,7 +10,7 @@ from dragoman.dialects.api import RequestContext
 from dragoman.dialects.llamacpp.errors import NotServed
 from dragoman.dialects.llamacpp.fields import EMBEDDING, RERANK
 from dragoman.dialects.llamacpp.translate import prompts_from, prompts_of
-from dragoman.dialects.pooled import as_numbers, compares, embed, embeds, score
+from dragoman.dialects.pooled import as_numbers, compares, embed, embeds, places_in, score
 
 NO_EMBEDDINGS = "This server does not support embeddings. Start it with `--embeddings`"
 NO_RERANKING = "This server does not support reranking. Start it with `--reranking`"
@@ -48,7 +48,14 @@ async def rerank(serving: Serving, context: RequestContext) -> None:
     _one_of(values, "documents", "texts")
     is_list = values["texts"] is not None
     texts = values["texts"] if is_list else values["documents"]
-    work = score(serving, [(values["query"], text) for text in texts], context.request_id, model=card.name)
+    name = "texts" if is_list else "documents"
+    work = score(
+        serving,
+        [(values["query"], text) for text in texts],
+        context.request_id,
+        places=[("query", place) for place in places_in(name, texts)],
+        model=card.name,
+    )
     found = await context.unless_gone(work)
     best = sorted(range(len(texts)), key=lambda index: (-found.scores[index], index))[: values["top_n"]]
     if is_list:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dragoman.core.entropy import token_hex, wall_time
 from dragoman.core.errors import BadRequest
@@ -13,7 +13,7 @@ from dragoman.core.serving import ModelCard, Serving
 from dragoman.dialects.api import Operation, RequestContext
 from dragoman.dialects.field_types import FieldError, FieldRule, Integer
 from dragoman.dialects.openai.embedding_fields import EMBEDDINGS, MAX_PAIRS, RERANK, SCORE
-from dragoman.dialects.pooled import as_numbers, embed, score
+from dragoman.dialects.pooled import as_numbers, embed, places_in, score
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,6 +28,7 @@ async def embeddings(serving: Serving, context: RequestContext) -> None:
         serving,
         _prompts(values["input"]),
         f"embd-{token_hex(12)}",
+        places=places_in("input", values["input"]),
         model=values["model"],
         dimensions=values["dimensions"],
         normalize=values["normalize"],
@@ -60,7 +61,14 @@ async def rerank(serving: Serving, context: RequestContext, *, with_documents: b
         read = [await context.unless_gone(_beginning(serving, text, values["model"], most)) for text in texts]
     pairs = [(values["query"], text) for text in read]
     request_id = f"rerank-{token_hex(12)}"
-    work = score(serving, pairs, request_id, model=values["model"], truncate=_most_tokens(values, card))
+    work = score(
+        serving,
+        pairs,
+        request_id,
+        places=[("query", place) for place in places_in("documents", texts)],
+        model=values["model"],
+        truncate=_most_tokens(values, card),
+    )
     found = await context.unless_gone(work)
     best = sorted(range(len(texts)), key=lambda index: (-found.scores[index], index))
     if values["return_documents"] is not None:
@@ -84,7 +92,8 @@ async def scores(serving: Serving, context: RequestContext) -> None:
     values = (await context.read(SCORE)).values
     card = serving.model(values["model"])
     request_id = f"score-{token_hex(12)}"
-    work = score(serving, _pairs(values), request_id, model=values["model"], truncate=_most_tokens(values, card))
+    pairs, places = _pairs(values)
+    work = score(serving, pairs, request_id, places=places, model=values["model"], truncate=_most_tokens(values, card))
     found = await context.unless_gone(work)
     await context.reply(
         {
@@ -120,8 +129,8 @@ async def _beginning(serving: Serving, text: str, model: str | None, most: int) 
     return text if len(tokens) <= most else text.encode()[: tokens[most - 1].stop].decode("utf-8", "ignore")
 
 
-def _pairs(values: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the pairs of a request to score: one to one, one to many, or pairwise."""
+def _pairs(values: dict[str, Any]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the pairs of a request to score, one to one, one to many, or pairwise, and the places of their texts."""
     firsts = _side(values, ("text_1", "queries", "data_1"))
     seconds = _side(values, ("text_2", "documents", "data_2"))
     if len(firsts) == 1:
@@ -131,17 +140,26 @@ def _pairs(values: dict[str, Any]) -> list[tuple[str, str]]:
         raise BadRequest(f"{message} Give one, or as many.", param="text_2")
     if len(firsts) > MAX_PAIRS:
         raise BadRequest(f"There can be {MAX_PAIRS} pairs at most.", param="text_2")
-    return list(zip(firsts, seconds, strict=True))
+    pairs = list(zip(firsts, seconds, strict=True))
+    return [(a.text, b.text) for a, b in pairs], [(a.place, b.place) for a, b in pairs]
 
 
-def _side(values: dict[str, Any], names: tuple[str, ...]) -> tuple[str, ...]:
+class _Text(NamedTuple):
+    """A text, and the field that it is in."""
+
+    text: str
+    place: str
+
+
+def _side(values: dict[str, Any], names: tuple[str, ...]) -> list[_Text]:
     given = [name for name in names if values[name] is not None]
     if not given:
         raise FieldError(FieldRule.MISSING, (names[0],), None, bound=names[0])
     if len(given) > 1:
         raise BadRequest(f"'{given[0]}' and '{given[1]}' are the same: give one.", param=given[1])
     value = values[given[0]]
-    return (value,) if isinstance(value, str) else tuple(value)
+    texts = (value,) if isinstance(value, str) else value
+    return [_Text(*each) for each in zip(texts, places_in(given[0], value), strict=True)]
 
 
 def _as_base64(vector: NDArray[np.float32]) -> str:
