@@ -70,7 +70,7 @@ class NumpyDecoder:
         return soft_cap(logits * np.float32(out.scale), out.softcap)
 
     def embed(self, token_ids: NDArray[np.int32]) -> Array:
-        embedding, w = self.spec.embedding, self.weights
+        spec, embedding, w = self.spec, self.spec.embedding, self.weights
         scale = embedding.scale
         if embedding.scale_rounded and self.rounded:
             scale = float(np.asarray(round_to_bfloat16(np.float32([scale])))[0])
@@ -79,7 +79,9 @@ class NumpyDecoder:
             x = self.norm(x, "embedding_norm")
         if embedding.width is not None:
             x = self.linear(x, "embedding_in")
-        if embedding.positions:
+        if embedding.sinusoidal == "whole":
+            x = x + sinusoids(np.arange(len(token_ids)) + embedding.positions_offset, spec.width)
+        elif embedding.positions:
             x = x + w["positions.weight"][embedding.positions_offset :][: len(token_ids)]
         return x
 
@@ -333,6 +335,12 @@ class NumpyDecoder:
     def linear(self, x: Array, name: str) -> Array:
         y: Array = self.round_input(x) @ self.weights[f"{name}.weight"].T
         return y + self.weights[f"{name}.bias"] if f"{name}.bias" in self.weights else y
+
+
+def sinusoids(positions: Array, width: int) -> Array:
+    """Sines and cosines of angles whose rates fall from 1 to 1 / 10,000."""
+    angles = np.outer(positions, np.geomspace(1, 1e-4, width // 2))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
 
 
 def sparse_mixer(logits: Array, margin: float) -> Array:

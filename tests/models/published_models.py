@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from earlier_variants import PUBLISHED as EARLIER
 from latent_variants import PUBLISHED as LATENT
 from variants import Config
 
@@ -317,4 +318,4 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
     "Flint": (_sizes("FlintForCausalLM", 2048, 49, 32, 4, 6144, 150144, head_dim=128), 39_785_287_456),
 }
 
-PUBLISHED |= LATENT
+PUBLISHED |= LATENT | EARLIER

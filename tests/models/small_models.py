@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import transformers_checkpoint
+from earlier_variants import EARLIER, EARLIER_RARELY_JUDGED
 from hybrid_variants import HYBRIDS
 from latent_variants import LATENT
 from newcomer_variants import NEWCOMERS, RARELY_JUDGED
@@ -139,12 +140,13 @@ VARIANTS: dict[str, Config] = (
     | HYBRIDS
     | LATENT
     | NEWCOMERS
+    | EARLIER
 )
 
 JUDGED = {
     name: config
     for name, config in VARIANTS.items()
-    if name not in ONLY_THOROUGH | RARELY_JUDGED or os.environ.get("DRAGOMAN_THOROUGH")
+    if name not in ONLY_THOROUGH | RARELY_JUDGED | EARLIER_RARELY_JUDGED or os.environ.get("DRAGOMAN_THOROUGH")
 }
 """Variants that are held against transformers in every run."""
 

@@ -197,9 +197,9 @@ class Recorder:
 
     def _positions(self) -> Float32:
         embedding = self.spec.embedding
-        if embedding.sinusoidal:
-            return sinusoids(self.context, self.spec.width)
         first = embedding.positions_offset
+        if embedding.sinusoidal:
+            return sinusoids(self.context, self.spec.width, first, whole=embedding.sinusoidal == "whole")
         found = self.weights.vector("positions")[first : first + self.context] if embedding.positions else None
         if not embedding.types:
             assert found is not None

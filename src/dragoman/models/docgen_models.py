@@ -102,7 +102,11 @@ _HEAD_NOTE = (
 _FIRST = next(iter(FAMILIES))
 _FEW = 4
 _LAYERS = {"layer_types": ["full_attention"] * _FEW}
-_LISTS = _LAYERS | {"layers_block_type": ["mamba", "attention", "moe", "mlp"]}
+_LISTS: dict[str, list[Any]] = {
+    **_LAYERS,
+    "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+    "attention_types": [[["global", "local"], _FEW // 2]],
+}
 _MISSING = re.compile(r"(\w+) is missing$")
 
 

@@ -65,8 +65,10 @@ class QueryScale(msgspec.Struct, frozen=True, kw_only=True):
         return (1 + self.factor * np.log1p(steps)).astype(np.float32)
 
 
-def sinusoids(positions: int, width: int) -> Float32:
-    """Return ``[positions, width]``: sines in the first half, cosines of the same angles in the second (Vaswani et
-    al.)."""
-    angles = np.arange(positions)[:, None] / np.power(10000.0, 2 * (np.arange(width) // 2) / width)
-    return np.concatenate([np.sin(angles[:, 0::2]), np.cos(angles[:, 1::2])], axis=1).astype(np.float32)
+def sinusoids(positions: int, width: int, first: int = 0, *, whole: bool = False) -> Float32:
+    """Return ``[positions, width]`` from position ``first``: sines in the first half, cosines of the same angles in the
+    second (Vaswani et al.). ``whole``: the slowest pair has a base of 10,000 itself, not only what would follow it."""
+    pairs = width // 2
+    slowness = np.power(10_000.0, np.arange(-(-width // 2)) / (pairs - 1 if whole else width / 2))
+    angles = np.arange(first, first + positions)[:, None] / slowness
+    return np.concatenate([np.sin(angles), np.cos(angles[:, :pairs])], axis=1).astype(np.float32)

@@ -31,7 +31,8 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
             stream and, before the head, back to it (OPT-350m). None: the stream's.
         positions: learned positions are added, from a table of ``context`` rows (GPT-2).
         positions_offset: rows of that table before position 0's, never used (OPT: 2).
-        sinusoidal: its rows are computed, not learned: sines in the first half, cosines in the second (Pegasus).
+        sinusoidal: its rows are computed, not learned: sines in the first half, cosines in the second (Pegasus). Of
+            ``whole`` ones the last pair is as slow as a pair after the last is otherwise (XGLM).
         types: rows of a table of which one more is added to each token: the first, or the second for the tokens of the
             second of two texts (BERT); 0: there is none.
         unspoken: rows at the end of the tokens' table, of tokens that have no logits (Mllama's images).
@@ -44,7 +45,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     width: int | None = None
     positions: bool = False
     positions_offset: int = 0
-    sinusoidal: bool = False
+    sinusoidal: bool | Literal["whole"] = False
     types: int = 0
     unspoken: int = 0
     added: int = 0

@@ -1,17 +1,26 @@
-"""GPT-NeoX with Pythia, and GPT-J: parallel branches and partial rotary positions."""
+"""GPT-NeoX with Pythia, GPT-J and CodeGen: parallel branches and partial rotary positions; and Persimmon, which is
+alike."""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
+from dragoman.core.lazy_imports import np
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family, even_head_dim
 from dragoman.models.families.fused_qkv import grouped_rows
-from dragoman.models.families.llama import ACTIVATIONS
+from dragoman.models.families.llama import ACTIVATIONS, ROTARY_BUFFER
+from dragoman.models.parameter import Parameter
 from dragoman.models.rope import Rope
 from dragoman.models.rope_config import read_rope
-from dragoman.models.spec import Block, DecoderSpec, Output
+from dragoman.models.spec import Block, DecoderSpec, HeadNorm, Output
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _NEOX_NAMES: dict[str, tuple[str, ...]] = {
     "embedding": ("gpt_neox.embed_in",),
@@ -37,6 +46,25 @@ _GPTJ_NAMES: dict[str, tuple[str, ...]] = {
     "head": ("lm_head",),
 }
 _GPTJ_BUFFER = re.compile(r"h\.\d+\.attn\.(bias|masked_bias|embed_positions)")
+
+_CODEGEN_NAMES = _GPTJ_NAMES | {"qkv": ("transformer.h.{layer}.attn.qkv_proj",)}
+_CODEGEN_GROUPS = 4
+"""Parts in which CodeGen's matrices of queries, values and keys are stored, each with a share of all three."""
+
+_PERSIMMON_LAYER = "model.layers.{layer}."
+_PERSIMMON_NAMES: dict[str, tuple[str, ...]] = {
+    "embedding": ("model.embed_tokens",),
+    "attention_norm": (f"{_PERSIMMON_LAYER}input_layernorm",),
+    "qkv": (f"{_PERSIMMON_LAYER}self_attn.query_key_value",),
+    "query_norm": (f"{_PERSIMMON_LAYER}self_attn.q_layernorm",),
+    "key_norm": (f"{_PERSIMMON_LAYER}self_attn.k_layernorm",),
+    "attention_out": (f"{_PERSIMMON_LAYER}self_attn.dense",),
+    "feed_forward_norm": (f"{_PERSIMMON_LAYER}post_attention_layernorm",),
+    "feed_forward_in": (f"{_PERSIMMON_LAYER}mlp.dense_h_to_4h",),
+    "feed_forward_out": (f"{_PERSIMMON_LAYER}mlp.dense_4h_to_h",),
+    "final_norm": ("model.final_layernorm",),
+    "head": ("lm_head",),
+}
 
 
 def _read_gpt_neox(config: Config) -> DecoderSpec:
@@ -104,6 +132,54 @@ def _read_gptj(config: Config) -> DecoderSpec:
     )
 
 
+def _read_codegen(config: Config) -> DecoderSpec:
+    """Return GPT-J with queries, keys and values in one matrix."""
+    spec = _read_gptj(config)
+    if spec.heads % _CODEGEN_GROUPS:
+        raise ModelError(f"config.json: n_head {spec.heads} is not a multiple of {_CODEGEN_GROUPS}")
+    return replace(spec, architecture="CodeGenForCausalLM")
+
+
+def _codegen_rows(spec: DecoderSpec, parameter: Parameter) -> NDArray[np.intp] | None:
+    """Return the stored row of each row: each of the groups has queries, values and keys."""
+    if parameter.module != "qkv":
+        return None
+    queries, values, keys = np.arange(spec.qkv_width).reshape(_CODEGEN_GROUPS, 3, -1).swapaxes(0, 1)
+    return np.concatenate([queries.ravel(), keys.ravel(), values.ravel()])
+
+
+def _read_persimmon(config: Config) -> DecoderSpec:
+    width, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    layers = config.size("num_hidden_layers")
+    head_dim = even_head_dim(width, heads, "hidden_size", "num_attention_heads")
+    positions = config.size("max_position_embeddings", 16_384)
+    rope = read_rope(config, head_dim, positions, partial=0.5)
+    return DecoderSpec(
+        architecture="PersimmonForCausalLM",
+        vocab_size=config.size("vocab_size"),
+        width=width,
+        layers=layers,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        feed_forward=config.size("intermediate_size"),
+        context=rope.scaling.context(positions),
+        norm="layer",
+        norm_bias=True,
+        norm_eps=config.number("layer_norm_eps", 1e-5),
+        activation=config.choice("hidden_act", "relu2", ACTIVATIONS),
+        gated=False,
+        qkv_bias=True,
+        attention_out_bias=True,
+        feed_forward_bias=True,
+        head_norm=HeadNorm(kind="layer", bias=True) if config.flag("qk_layernorm", True) else None,
+        ropes=(rope,) * layers,
+        windows=(0,) * layers,
+        attention_scales=(head_dim**-0.5,) * layers,
+        tied=config.flag("tie_word_embeddings", False),
+    )
+
+
 FAMILIES: dict[str, Family] = {
     "GPTNeoXForCausalLM": Family(
         _read_gpt_neox,
@@ -123,5 +199,25 @@ FAMILIES: dict[str, Family] = {
         ignored=_GPTJ_BUFFER,
         title="GPT-J",
         examples=("EleutherAI/gpt-j-6b",),
+    ),
+    "CodeGenForCausalLM": Family(
+        _read_codegen,
+        _CODEGEN_NAMES,
+        "codegen",
+        base="transformer.",
+        ignored=re.compile(r"h\.\d+\.attn\.(causal_mask|bias|masked_bias|embed_positions)"),
+        row_order=_codegen_rows,
+        title="CodeGen",
+        examples=("Salesforce/codegen-350M-mono", "Salesforce/codegen-2B-multi"),
+    ),
+    "PersimmonForCausalLM": Family(
+        _read_persimmon,
+        _PERSIMMON_NAMES,
+        "persimmon",
+        base="model.",
+        ignored=ROTARY_BUFFER,
+        row_order=grouped_rows,
+        title="Persimmon",
+        examples=("adept/persimmon-8b-chat", "adept/persimmon-8b-base"),
     ),
 }
