@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from small_models import VARIANTS, make_folder, prompt, run_rows
 
-from dragoman.models import ModelSettings, load, loading
+from dragoman.core.errors import ModelError
+from dragoman.models import ModelSettings, load, loading, packed_cache
 
 
 @pytest.fixture(scope="module")
@@ -64,3 +68,41 @@ def test_the_command_says_what_came_of_it(folder: Path, tmp_path: Path) -> None:
     assert "int8" in done.stdout, "the tables between tokens and vectors"
     assert "packed at each start" in done.stdout
     assert not list(tmp_path.iterdir()), "too small to be kept"
+
+
+@pytest.mark.usefixtures("cached")
+@pytest.mark.parametrize("case", ["read-only", "no room", "too large", "off"])
+def test_what_cannot_be_kept_is_an_error_before_the_work(
+    case: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ModelSettings(cache_folder=str(tmp_path / "cache"))
+    words = "no room in .*cache for"
+    if case == "read-only":
+        (tmp_path / "cache").write_text("a file stands there")
+        words = "cannot be kept in .*cache: File exists"
+    elif case == "no room":
+        usage = shutil.disk_usage(tmp_path)._replace(free=1 << 29)
+        monkeypatch.setattr(packed_cache.shutil, "disk_usage", lambda _: usage)
+    elif case == "too large":
+        settings = msgspec.structs.replace(settings, cache_bytes=1000)
+        words = "more than the cache may take"
+    else:
+        settings = msgspec.structs.replace(settings, cache_bytes=0)
+        words = "turns the cache off"
+    told: list[str] = []
+    with pytest.raises(ModelError, match=words):
+        loading.pack(folder, settings, lambda stage, share: told.append(stage))
+    assert "packing" not in told
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_disk_that_is_full_at_last_is_an_error_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+    try:
+        with pytest.raises(ModelError, match=r"could not be kept in .*File too large"):
+            loading.pack(folder, ModelSettings(cache_folder=str(tmp_path)))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.iterdir())
+    load(folder, ModelSettings(cache_folder=str(tmp_path)))

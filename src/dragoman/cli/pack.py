@@ -47,7 +47,7 @@ def _tell(packed: PackedModel, seconds: float, calibrate: int) -> None:
     if calibrate:
         out.print(f"Calibrated on {calibrate} tokens: served with --precision int4 --calibrate {calibrate}")
     if packed.path is None:
-        out.print("Too small to be kept, or the cache is off or full: it is packed at each start")
+        out.print("Too small to be kept: it is packed at each start")
     elif packed.was_there:
         out.print(f"Packed before: {packed.path}", markup=False)
     else:

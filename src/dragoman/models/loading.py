@@ -58,7 +58,7 @@ class PackedModel(msgspec.Struct, frozen=True):
     """Result of packing a model.
 
     Attributes:
-        path: of the packed file; None: the model is too small, or the cache is turned off or has no room.
+        path: of the packed file; None: the model is too small to be kept.
         was_there: the file existed and was only verified.
     """
 
@@ -234,15 +234,21 @@ def pack(
 ) -> PackedModel:
     """Pack a model's weights into the cache, where the next ``load`` of the same precision finds them.
 
-    ``watcher`` is told of a download, instead of the ``progress``. Raises ModelError as ``load`` does.
+    ``watcher`` is told of a download, instead of the ``progress``. Raises ModelError as ``load`` does, and where the
+    cache is off or cannot keep them.
     """
     settings = settings or ModelSettings()
+    if not settings.cache_bytes:
+        raise ModelError("--cache-bytes 0 turns the cache off: there is nothing to pack for")
     opened = _open(source, settings, progress, watcher)
     cache, key = _cache_of(opened, settings)
     was_there = bool(key) and is_file(cache.path(key))
+    if key and not was_there and (reason := cache.obstacle(opened.layout.nbytes)):
+        raise ModelError(reason)  # before the work: large models take minutes
     _packed(opened, settings, cache, key, part(progress, _DOWNLOAD_SHARE, 1.0))
-    path = cache.path(key) if key else None
-    return PackedModel(opened.described, opened.planned, path if path and is_file(path) else None, was_there)
+    if cache.failure:
+        raise ModelError(cache.failure)
+    return PackedModel(opened.described, opened.planned, cache.path(key) if key else None, was_there)
 
 
 class _Opened(msgspec.Struct, frozen=True):

@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,7 +89,9 @@ def _require_own(file: int) -> None:
 
 
 class PackedCache:
-    """A folder of packed weights with a size limit in bytes."""
+    """A folder of packed weights with a size limit in bytes. ``failure``: why the last write kept nothing."""
+
+    failure = ""
 
     def __init__(self, folder: Path, limit_bytes: int, checked: PackedFile | None = None) -> None:
         """Open a cache. ``checked``: a file that is not verified again when it is mapped, if it is unchanged."""
@@ -145,6 +148,7 @@ class PackedCache:
         A failure costs a warning, never an error: the model is already in memory.
         """
         if layout.nbytes > self._limit_bytes:
+            self.failure = self._too_large(layout.nbytes)
             return
         temporary = self._folder / f".{key}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
         try:
@@ -152,7 +156,8 @@ class PackedCache:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._make_room(layout.nbytes)
             if shutil.disk_usage(self._folder).free < layout.nbytes + _FREE_DISK_BYTES:
-                _LOG.warning("no room in %s for %d MB of packed weights", self._folder, layout.nbytes >> 20)
+                self.failure = self._no_room(layout.nbytes)
+                _LOG.warning("%s", self.failure)
                 return
             try:
                 with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
@@ -166,7 +171,31 @@ class PackedCache:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            _LOG.warning("packed weights could not be kept in %s: %s", self._folder, error)
+            self.failure = f"packed weights could not be kept in {self._folder}: {error}"
+            _LOG.warning("%s", self.failure)
+
+    def obstacle(self, nbytes: int) -> str:
+        """Return why so many bytes could not be kept now; empty where nothing is known of that."""
+        if nbytes > self._limit_bytes:
+            return self._too_large(nbytes)
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=self._folder):
+                pass
+            kept = sum(path.stat().st_size for path in self._folder.glob("*.packed"))
+            leaving = max(0, kept + nbytes - self._limit_bytes)
+            if shutil.disk_usage(self._folder).free + leaving < nbytes + _FREE_DISK_BYTES:
+                return self._no_room(nbytes)
+        except OSError as error:
+            return f"packed weights cannot be kept in {self._folder}: {error.strerror or error}"
+        return ""
+
+    def _too_large(self, nbytes: int) -> str:
+        return f"packed weights of {nbytes >> 20} MB are more than the cache may take (--cache-bytes)"
+
+    def _no_room(self, nbytes: int) -> str:
+        free = _FREE_DISK_BYTES >> 20
+        return f"no room in {self._folder} for {nbytes >> 20} MB of packed weights, and {free} MB that stay free"
 
     def with_rows_in_file(self, key: str, layout: Layout, packed: Packed, memory: WeightsMemory = "auto") -> Packed:
         """Return packed bytes that were just written, those of which steps read single rows mapped from the file."""
