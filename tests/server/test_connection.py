@@ -232,6 +232,32 @@ def test_expect_continue_is_answered(server: RunningServer) -> None:
         assert status_of(read_all(connection)) == 200
 
 
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        ("http://localhost", "/"),
+        ("http://localhost:8000?x=/y", "/"),
+        ("http://localhost/", "/"),
+        ("HTTP://localhost/v1/models?x", "/v1/models"),
+        ("/v1/models?of=http://localhost", "/v1/models"),
+    ],
+)
+def test_a_target_may_be_a_whole_address(server: RunningServer, target: str, path: str) -> None:
+    """Its path is ``/`` where it has none (RFC 9112, section 3.2.2)."""
+    whole, plain = (
+        ask(server, f"GET {each} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+        for each in (target, path)
+    )
+    assert (status_of(whole), json_of(whole)) == (200, json_of(plain))
+
+
+@pytest.mark.parametrize("target", ["http://", "http:///v1/models", "http://?x", "localhost:80", "localhost"])
+def test_a_target_that_is_neither_an_address_nor_a_path_is_refused(server: RunningServer, target: str) -> None:
+    answer = ask(server, f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+    assert (status_of(answer), json_of(answer)["error"]["message"]) == (400, "The request is not valid HTTP.")
+
+
+
 def test_head_requests_have_no_body(server: RunningServer) -> None:
     answer = ask(server, b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     assert status_of(answer) == 200

@@ -18,6 +18,7 @@ from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, P
 from dragoman.server.connection_context import ConnectionContext
 from dragoman.server.connections import FULL, GRACE_S, Slot, client_of, counted_as
 from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
+from dragoman.server.framing import with_path
 from dragoman.server.http_1_0 import end_with_connection
 from dragoman.server.middleware import CROWDED
 from dragoman.server.parsing import (
@@ -330,6 +331,7 @@ class Connection(HttpToolsProtocol):
             raise BadRequest(fault)  # as above
         if self.parser.declines:
             return
+        self.url = with_path(self.url)
         opens_socket = self.parser.opens_socket
         if opens_socket and (self._unanswered or length or codings):
             self._fault = "A WebSocket cannot be opened with a body, nor behind a request that is not answered yet."
