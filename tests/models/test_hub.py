@@ -252,6 +252,32 @@ def test_serve_downloads_and_says_nothing_but_json(embedded: Path, tmp_path: Pat
     assert hub.url not in json.dumps(said)
 
 
+FOUND = """
+from dragoman.models.source import find_source
+print(*sorted(path.name for path in find_source("owner/model").folder.iterdir()))
+"""
+
+
+@pytest.mark.parametrize(
+    "name", [None, "tekken.json", "tiktoken.model", "hy.tiktoken", "spiece.model", "tokenizer.model"]
+)
+def test_vocabularies_in_other_forms_are_downloaded_where_no_tokenizer_json_is(
+    tmp_path: Path, name: str | None
+) -> None:
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    for each in ("config.json", "model.safetensors", name or "tekken.json"):
+        (folder / each).write_bytes(b"{}")
+    if name is None:
+        (folder / "tokenizer.json").write_bytes(b"{}")
+    with fake_hub(folder) as hub:
+        environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.url}
+        found = subprocess.run(
+            [sys.executable, "-c", FOUND], env=environment, capture_output=True, text=True, check=True, timeout=120
+        )
+    assert found.stdout.split() == ["config.json", name or "tokenizer.json"]
+
+
 def test_an_interrupted_command_says_what_is_kept(embedded: Path, tmp_path: Path) -> None:
     with fake_hub(embedded) as hub:
         hub.bytes_per_second = 1_000_000.0

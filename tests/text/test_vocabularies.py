@@ -47,6 +47,9 @@ def test_merges_by_score_give_the_ids_of_sentencepiece(load_file: Load, name: st
 
 def test_unigram_models_give_the_ids_of_sentencepiece(load_file: Load) -> None:
     tokenizer = load_file("spiece.model", (MODELS / "unigram.model").read_bytes(), tokenizer_class="T5Tokenizer")
+    for options in ({"model_type": "t5"}, {"tokenizer_class": "T5Tokenizer", "legacy": False}):
+        other = load_file("spiece.model", (MODELS / "unigram.model").read_bytes(), **options)
+        assert spelled(other, "  a<extra_id_1> a") == spelled(tokenizer, "  a<extra_id_1> a")
     compared = 0
     for text, ids, decoded in EXPECTED["unigram"]:
         if "</s>" in text:  # a cut in its text makes two unknown pieces of one, which is no token of control
@@ -241,7 +244,7 @@ def test_vocab_and_merges_of_another_class_are_not_guessed(tmp_path: Path) -> No
     assert Tokenizer.load(tmp_path).encode("a") == (0,)
 
 
-@pytest.mark.parametrize("content", [b"a\nb\n", b"[UNK]\na\na\n", b"[UNK]\n\xff\n"])
+@pytest.mark.parametrize("content", [b"\n" * (1 << 22), b"a\nb\n", b"[UNK]\na\na\n", b"[UNK]\n\xff\n"])
 def test_a_damaged_vocab_txt_is_named(load_file: Load, content: bytes) -> None:
     with pytest.raises(ModelError, match=r"vocab\.txt: "):
         load_file("vocab.txt", content, tokenizer_class="BertTokenizer")

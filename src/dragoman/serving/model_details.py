@@ -59,19 +59,19 @@ def _license(folder: Path) -> str:
 
 def _tokenizer_file(folder: Path) -> dict[str, Any]:
     """Return what ``tokenizer.json`` says; without one, the tokens that ``tokenizer_config.json`` adds."""
-    if (found := _object(folder / "tokenizer.json")) is not None:
-        return found
-    declared = (_object(folder / "tokenizer_config.json") or {}).get("added_tokens_decoder")
+    if (folder / "tokenizer.json").exists():
+        return _object(folder / "tokenizer.json")
+    declared = _object(folder / "tokenizer_config.json").get("added_tokens_decoder")
     tokens = declared.items() if isinstance(declared, dict) else ()
     return {"added_tokens": [{**token, "id": token_id} for token_id, token in tokens if isinstance(token, dict)]}
 
 
-def _object(path: Path) -> dict[str, Any] | None:
-    """Return the content of a file; None where it cannot be read."""
+def _object(path: Path) -> dict[str, Any]:
+    """Return the content of a file; nothing where it cannot be read."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
-        return None
+        return {}
     return found if isinstance(found, dict) else {}
 
 

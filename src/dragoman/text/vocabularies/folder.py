@@ -35,6 +35,10 @@ class FolderSettings(NamedTuple):
         """The tokenizer's class, without ``Fast``; empty where none is named."""
         return str(self.values.get("tokenizer_class") or "").removesuffix("Fast")[:80]
 
+    def of_class(self, name: str) -> FolderSettings:
+        """Return the settings of a folder that names this class."""
+        return self._replace(values={**self.values, "tokenizer_class": name})
+
     def flag(self, name: str, default: bool) -> bool:
         """Return a setting that is true or false. Raises ModelError for another value."""
         value = self.values.get(name)

@@ -21,6 +21,7 @@ from dragoman.text.vocabularies.sentencepiece_file import PieceType, SentencePie
 _SPACE = "▁"
 _BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 _ENCODERS = ("T5Tokenizer", "MT5Tokenizer")
+_USUAL = {"t5": "T5Tokenizer", "mt5": "T5Tokenizer", "umt5": "T5Tokenizer", "xlm-roberta": "XLMRobertaTokenizer"}
 _EXTRA_IDS = 100
 _MOST_EXTRA_IDS = 1000
 _MOST_SYMBOLS = 5000  # that many take 0.1 ms for each text
@@ -41,6 +42,8 @@ OWN_RULES = frozenset(
 def read_sentencepiece(path: Path, data: bytes, settings: FolderSettings) -> Vocabulary:
     """Return the pipeline of a file. Raises ModelError that names it."""
     model = parse_sentencepiece(path, data)
+    if not settings.kind and settings.family in _USUAL:
+        settings = settings.of_class(_USUAL[settings.family])
     if settings.kind in _SHIFTED:
         model = _shifted(path, model)
     model = _renamed(path, model, settings)
@@ -138,8 +141,10 @@ def _set_spaces(path: Path, pipeline: Tokenizer, model: SentencePieceModel, sett
     if model.removes_spaces:
         before += [normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     prefix = settings.flag("add_prefix_space", model.adds_prefix)
-    # Llama's class reads a text that follows a special token without a space before it where legacy is false.
-    only_first = prefix and not settings.flag("legacy", True)
+    # Llama's class reads a text after a special token without a space before it where legacy is false. (The
+    # library takes no text for the first one whose beginning was removed; T5's class has the setting without an effect.)
+    merges_alone = not model.is_unigram and not model.removes_spaces
+    only_first = prefix and merges_alone and not settings.flag("legacy", True)
     splits: list[pre_tokenizers.PreTokenizer] = []
     if only_first:
         splits.append(pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="first", split=False))

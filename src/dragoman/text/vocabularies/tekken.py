@@ -3,11 +3,9 @@ come before all others."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import msgspec
 from tokenizers import AddedToken
@@ -25,68 +23,70 @@ _FIRST_SPECIALS = (
 )
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+
+
+class _Token(msgspec.Struct, frozen=True, gc=False):
+    token_bytes: bytes  # in base64
+    rank: _Count | None = None
+
+
+class _Special(msgspec.Struct, frozen=True, gc=False):
+    rank: _Count
+    token_str: Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class _Config(msgspec.Struct, frozen=True):
+    pattern: str
+    default_vocab_size: _Count | None = None
+    default_num_special_tokens: _Count | None = None
+
+
+class _File(msgspec.Struct, frozen=True):
+    config: _Config
+    vocab: Annotated[list[_Token], msgspec.Meta(max_length=MOST_TOKENS)]
+    special_tokens: list[_Special] | None = None
+
+
 def read_tekken(path: Path, data: bytes, settings: FolderSettings) -> Vocabulary:
     """Return the pipeline of a file. Raises ModelError that names it."""
     try:
-        content = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        content = msgspec.json.decode(data, type=_File)
+        specials = _specials(content.special_tokens, content.config.default_num_special_tokens)
+        tokens = _tokens(content.vocab, content.config.default_vocab_size, len(specials))
+    except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: {error}") from None
-    config = content.get("config")
-    if not isinstance(config, dict) or not isinstance(config.get("pattern"), str):
-        raise ModelError(f"{path}: config.pattern is missing")
-    specials = _specials(path, content, config)
-    size = _count(path, config, "default_vocab_size")
-    if size is not None and size < len(specials):
-        raise ModelError(f"{path}: default_vocab_size {size} is less than the {len(specials)} special tokens")
-    tokens = _tokens(path, content.get("vocab"), None if size is None else size - len(specials))
-    pipeline = byte_level_pipeline(path, tokens, config["pattern"], before=named_ids(specials))
+    pipeline = byte_level_pipeline(path, tokens, content.config.pattern, before=named_ids(specials))
     pipeline.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
     names = {name: token for name, token in _NAMES.items() if token in specials}
     return Vocabulary(pipeline, names).surrounded(settings, adds_bos=True, adds_eos=False)
 
 
-def _specials(path: Path, content: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
-    """Return the special tokens by their ids, with names for those that are kept for later."""
-    stored = content.get("special_tokens")
-    count = _count(path, config, "default_num_special_tokens")
+def _specials(stored: Sequence[_Special] | None, count: int | None) -> list[str]:
+    """Return the special tokens by their ids, with names for those that are kept for later. Raises ValueError."""
     if stored is None:
-        found = list(enumerate(_FIRST_SPECIALS))
-    elif isinstance(stored, list) and all(isinstance(each, dict) for each in stored):
-        found = [(each.get("rank"), each.get("token_str")) for each in stored]
+        texts = list(_FIRST_SPECIALS)
     else:
-        raise ModelError(f"{path}: special_tokens must be a list of objects")
-    if not all(type(rank) is int and isinstance(text, str) and text for rank, text in found):
-        raise ModelError(f"{path}: a special token has no rank or no token_str")
-    found.sort()
-    texts = [text for _, text in found]
-    if [rank for rank, _ in found] != list(range(len(found))) or len(set(texts)) != len(texts):
-        raise ModelError(f"{path}: special_tokens must have all ranks from 0 on, and different texts")
+        found = sorted(stored, key=lambda each: each.rank)
+        if [each.rank for each in found] != list(range(len(found))):
+            raise ValueError("special_tokens must have all ranks from 0 on")
+        texts = [each.token_str for each in found]
     if count is not None and count < len(texts):
-        raise ModelError(f"{path}: default_num_special_tokens {count} is less than the {len(texts)} special_tokens")
+        raise ValueError(f"default_num_special_tokens {count} is less than the {len(texts)} special_tokens")
     texts += [f"<SPECIAL_{i}>" for i in range(len(texts), len(texts) if count is None else count)]
     if len(set(texts)) != len(texts):
-        raise ModelError(f"{path}: a special token has the name of one that is kept for later")
+        raise ValueError("two special tokens have the same text, or one that of a token that is kept for later")
     return texts
 
 
-def _tokens(path: Path, stored: Any, most: int | None) -> list[bytes]:
-    if not isinstance(stored, list) or len(stored) > MOST_TOKENS:
-        raise ModelError(f"{path}: vocab must be a list of at most {MOST_TOKENS:,} tokens")
+def _tokens(stored: Sequence[_Token], size: int | None, specials: int) -> list[bytes]:
+    """Return the tokens by their ranks; those beyond the vocabulary's size are none of it. Raises ValueError."""
+    most = None if size is None else size - specials
+    if most is not None and most < 0:
+        raise ValueError(f"default_vocab_size {size} is less than the {specials} special tokens")
     if most is not None and len(stored) < most:
-        raise ModelError(f"{path}: vocab has {len(stored)} tokens, fewer than the {most} of default_vocab_size")
-    tokens = []
-    for rank, entry in enumerate(stored[:most]):
-        try:
-            if entry.get("rank", rank) != rank:
-                raise ModelError(f"{path}: token {rank} of vocab has the rank {entry['rank']!r:.80}")
-            tokens.append(base64.b64decode(entry["token_bytes"], validate=True))
-        except (AttributeError, KeyError, TypeError, ValueError, binascii.Error):
-            raise ModelError(f"{path}: token {rank} of vocab has no token_bytes in base64") from None
-    return tokens
-
-
-def _count(path: Path, config: Mapping[str, Any], name: str) -> int | None:
-    value = config.get(name)
-    if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
-        raise ModelError(f"{path}: config.{name} must be a number up to {MOST_TOKENS:,}")
-    return value
+        raise ValueError(f"vocab has {len(stored)} tokens, fewer than the {most} of default_vocab_size")
+    for rank, token in enumerate(stored[:most]):
+        if token.rank not in (None, rank):
+            raise ValueError(f"token {rank} of vocab has the rank {token.rank}")
+    return [token.token_bytes for token in stored[:most]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -106,7 +107,9 @@ def read_tiktoken(path: Path, data: bytes, settings: FolderSettings) -> Vocabula
 def _tokens(path: Path, data: bytes) -> list[bytes]:
     """Return the tokens by their ranks, which are all numbers below their count."""
     found: dict[int, bytes] = {}
-    for number, line in enumerate(data.splitlines(), 1):
+    for number, line in enumerate(map(bytes.rstrip, io.BytesIO(data)), 1):
+        if number > 2 * MOST_TOKENS:
+            raise ModelError(f"{path}: it has more than {2 * MOST_TOKENS:,} lines")
         if not line:
             continue
         token, _, rank = line.partition(b" ")
@@ -116,8 +119,6 @@ def _tokens(path: Path, data: bytes) -> list[bytes]:
             found[int(rank)] = base64.b64decode(token, validate=True)
         except (ValueError, binascii.Error):
             raise ModelError(f"{path}: line {number} is not a token in base64 and its rank; {_CUT}") from None
-        if len(found) > MOST_TOKENS:
-            raise ModelError(f"{path}: it has more than {MOST_TOKENS:,} tokens")
     missing = next((rank for rank in range(len(found)) if rank not in found), None)
     if missing is not None:
         raise ModelError(f"{path}: no token has the rank {missing}, or two have the same; {_CUT}")

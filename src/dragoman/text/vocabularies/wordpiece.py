@@ -7,6 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman.core.errors import ModelError
+from dragoman.text.vocabularies.byte_ranks import MOST_TOKENS
 from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, build
 
 _NAMES = {
@@ -28,6 +29,8 @@ def knows_class(settings: FolderSettings) -> bool:
 
 def read_wordpiece(path: Path, data: bytes, settings: FolderSettings) -> Vocabulary:
     """Return the pipeline of a file. Raises ModelError that names it."""
+    if data.count(b"\n") > MOST_TOKENS:
+        raise ModelError(f"{path}: it has more than {MOST_TOKENS:,} lines")
     try:
         pieces = data.decode().split("\n")
     except UnicodeDecodeError as error:
