@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import sqlite3
 import threading
@@ -341,6 +342,22 @@ async def test_a_folder_that_cannot_be_used_ends_the_start(tmp_path: Path) -> No
     (tmp_path / "batches.sqlite3").mkdir()
     with pytest.raises(DragomanError, match="cannot be opened"):
         await store_in(tmp_path).open()
+
+
+@pytest.mark.parametrize("size", [6000, 3 * PIECE_BYTES])
+async def test_nothing_is_left_of_an_upload_that_the_disk_did_not_take(tmp_path: Path, size: int) -> None:
+    store = store_in(tmp_path)
+    first = await stored(store)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - 2000, limits[1]))
+    try:
+        with pytest.raises(GenerationFailed, match="The stored files cannot be reached"):
+            await stored(store, b"x" * size)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path / "files") == [first.id]
+    assert (await stored(store, b"x" * size)).bytes == size
+    await store.close()
 
 
 async def test_an_open_store_needs_no_more_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -471,6 +471,8 @@ class _Upload:
 
     def discard(self) -> None:
         """Remove what is written, unless it was kept."""
-        if self._file is not None:
-            self._file.close()
-        self._part.unlink(missing_ok=True)
+        try:
+            if self._file is not None:
+                self._file.close()  # which writes what it still has
+        finally:
+            self._part.unlink(missing_ok=True)
