@@ -257,7 +257,6 @@ def test_a_target_that_is_neither_an_address_nor_a_path_is_refused(server: Runni
     assert (status_of(answer), json_of(answer)["error"]["message"]) == (400, "The request is not valid HTTP.")
 
 
-
 def test_head_requests_have_no_body(server: RunningServer) -> None:
     answer = ask(server, b"HEAD /v1/models HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     assert status_of(answer) == 200

@@ -16,7 +16,7 @@ import pytest
 from sockets import BODY, ENDLESS, Left, ask, json_of, read_all, request_of, serves, status_of, until
 from stub_runtime import LONG, QUICK, RunningServer, running_server
 
-from dragoman.server import parsing
+from dragoman.server import framing
 from dragoman.server.connection import Connection
 from dragoman.server.parsing import PIECES_AT_ONCE, ParsingTurns
 from dragoman.server.settings import NetworkSettings
@@ -195,7 +195,7 @@ def test_work_on_tiny_chunks_is_shared_out(server: RunningServer, monkeypatch: p
 
     def counted_piece(connection: Connection, data: bytes) -> None:
         pieces[-1] += 1
-        assert len(data) <= parsing.CHUNKED_PIECE_BYTES
+        assert len(data) <= framing.CHUNKED_PIECE_BYTES
         piece(connection, data)
 
     monkeypatch.setattr(Connection, "parse", counted_parse)

@@ -18,17 +18,10 @@ from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, P
 from dragoman.server.connection_context import ConnectionContext
 from dragoman.server.connections import FULL, GRACE_S, Slot, client_of, counted_as
 from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
-from dragoman.server.framing import with_path
+from dragoman.server.framing import EMPTY_LINES, Framing, with_path
 from dragoman.server.http_1_0 import end_with_connection
 from dragoman.server.middleware import CROWDED
-from dragoman.server.parsing import (
-    BODY_PIECE_BYTES,
-    CHUNKED_PIECE_BYTES,
-    PIECE_BYTES,
-    PIECES_AT_ONCE,
-    ParsingTurns,
-    ReadingOnDemand,
-)
+from dragoman.server.parsing import PIECES_AT_ONCE, ParsingTurns, ReadingOnDemand
 from dragoman.server.refusal import head_fault, note_refusal, other_protocol, refusal_bytes
 from dragoman.server.scope_reader import PROXIED_PREFIX
 from dragoman.server.sockets import CLIENT, LEFT
@@ -41,14 +34,6 @@ HEAD_TOO_LARGE = "The request's line and headers are too large."
 
 BUFFERED_BYTES = 64 * 1024
 """Bytes of a body that are parsed ahead of its reader."""
-
-HEAD_END = b"\r\n\r\n"
-EMPTY_LINES = b"\r\n"
-"""Skipped between two requests (RFC 9112, section 2.2)."""
-
-LEAST_CHUNKED_BYTES = 64
-"""Least bytes of a piece of a chunked body, whose content may be full of what ends a head. Two heads fit after its
-end."""
 
 
 def connection_class(context: ConnectionContext) -> type[Connection]:
@@ -69,17 +54,13 @@ class Connection(HttpToolsProtocol):
         self.settings = self.context.settings
         self.parser: UpgradeIgnoringParser = UpgradeIgnoringParser(self, self.context.socket_paths)  # type: ignore[assignment]
         self._timer: asyncio.TimerHandle | None = None
-        self._in_head = self._in_body = self._deaf = False
+        self._framing = Framing()
+        self._deaf = False
         self._fault = NOT_HTTP
-        self._head_bytes = 0
         self._head_began = self.loop.time()
         self._unanswered: list[RequestResponseCycle] = []
         self._unparsed, self._at = b"", 0
         self._reserved_bytes = 0
-        self._end_of_last = b""
-        self._body_left = self._body_bytes = self._chunked_bytes = 0
-        self._is_chunked = False
-        self._piece_bytes = PIECE_BYTES
         self._is_paused = False
         self._proxied = False
         self._proxied_for: list[tuple[RequestResponseCycle | None, str]] = []
@@ -118,7 +99,7 @@ class Connection(HttpToolsProtocol):
             self._unparsed, self._at = self._unparsed[self._at :] + data, 0
             self._hold(len(self._unparsed))
             return
-        if not (self._in_head or self._in_body) and (other := other_protocol(data)) is not None:
+        if not self._is_in_request and (other := other_protocol(data)) is not None:
             self._refuse(*other)
             return
         self._unparsed, self._at = data, 0
@@ -161,7 +142,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.get_write_buffer_size():
             self.transport.abort()
             return
-        if self._in_head or self._in_body:
+        if self._is_in_request:
             self._refuse(503, EngineUnavailable(FULL))
         self.transport.close()
         # TLS waits for the client's close_notify; the slot is already another connection's.
@@ -182,10 +163,10 @@ class Connection(HttpToolsProtocol):
             return
         data, size = self._unparsed, len(self._unparsed)
         while self._at < size and pieces and self._takes_more():
-            if data[self._at] in EMPTY_LINES and not (self._in_head or self._in_body):
+            if data[self._at] in EMPTY_LINES and not self._is_in_request:
                 self._at = size - len(data[self._at :].lstrip(EMPTY_LINES))
                 continue
-            begin, end = self._at, self._piece_end(data, self._at)
+            begin, end = self._at, self._framing.piece_end(data, self._at)
             self._at = end
             pieces -= 1
             self._parse_piece(data if end - begin == size else data[begin:end])
@@ -196,7 +177,7 @@ class Connection(HttpToolsProtocol):
                 self._forget_unparsed()
                 return
         if self._at == size:
-            self._end_of_last = data[-3:] if self._in_head or self._is_chunked else b""
+            self._framing.end_input(data)
             self._forget_unparsed()
         elif not self._hold(size - self._at):
             return
@@ -206,46 +187,27 @@ class Connection(HttpToolsProtocol):
         if self._timer is None and not self._unanswered:
             self._expect(self.settings.header_timeout_s, self._head_is_late)
 
+    @property
+    def _is_in_request(self) -> bool:
+        """Whether the client has begun to send a request, and not finished it."""
+        return self._framing.in_head or self._framing.in_body
+
     def _parse_piece(self, piece: bytes) -> None:
-        before = -1
-        if self._in_head:
-            self._head_bytes += len(piece)
-        elif self._is_chunked:
-            before = self._body_bytes
-            self._chunked_bytes += len(piece)
-        elif self._body_left:
-            self._body_left -= len(piece)
+        framing, most = self._framing, self.settings.max_header_bytes
+        before = framing.begin_piece(len(piece))
         super().data_received(piece)
         if self._deaf or self.transport.is_closing():
             return
-        if self._in_head and self._head_bytes > self.settings.max_header_bytes:
+        if framing.in_head and framing.head_bytes > most:
             self._refuse(431, PayloadTooLarge(HEAD_TOO_LARGE))
-        elif not self._is_chunked:
-            self._piece_bytes = PIECE_BYTES
-        elif self._chunked_bytes > 2 * self._body_bytes + self.settings.max_header_bytes:
+        elif framing.is_mostly_framing(most):
             self._refuse(400, BadRequest("The request's body has more framing than content: its chunks are too small."))
-        elif before >= 0:
-            is_content = 2 * (self._body_bytes - before) > len(piece)
-            self._piece_bytes = CHUNKED_PIECE_BYTES if is_content else PIECE_BYTES
-
-    def _piece_end(self, data: bytes, begin: int) -> int:
-        """Return where to stop parsing: at the end of a head at the latest, so that no piece holds two requests."""
-        if self._body_left:
-            return min(len(data), begin + min(self._body_left, BODY_PIECE_BYTES))
-        if self._end_of_last:
-            # The end of a head may be split between what came before and this.
-            last, self._end_of_last = self._end_of_last, b""
-            found = (last + data[begin : begin + 3]).find(HEAD_END)
-            if found >= 0:
-                return begin + found + len(HEAD_END) - len(last)
-        # So may it be between two pieces.
-        first = begin + LEAST_CHUNKED_BYTES if self._is_chunked else max(begin - len(HEAD_END) + 1, 0)
-        found = data.find(HEAD_END, first, begin + self._piece_bytes)
-        return min(len(data), begin + self._piece_bytes) if found < 0 else found + len(HEAD_END)
+        else:
+            framing.end_piece(len(piece), before)
 
     def _takes_more(self) -> bool:
         """Return whether more of the client's input is needed."""
-        if self._in_body:
+        if self._framing.in_body:
             return self.cycle.response_complete or len(self.cycle.body) < BUFFERED_BYTES
         return len(self._unanswered) < self.context.network.max_pipelined
 
@@ -305,11 +267,12 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {ABORT: self.transport.abort, CUT: self._close_when_read}  # type: ignore[dict-item]
-        self._in_head, self._head_bytes, self._fault = True, 0, NOT_HTTP
+        self._framing.begin_head()
+        self._fault = NOT_HTTP
         self._head_began = self.loop.time()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # not after a body: trailers are ignored
+        if self._framing.in_head:  # not after a body: trailers are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -323,7 +286,7 @@ class Connection(HttpToolsProtocol):
             elif name == b"transfer-encoding":
                 codings.append(value)
         # The exact count: what came with its first byte was not counted, what came with its last was counted whole.
-        self._head_bytes = size
+        self._framing.head_bytes = size
         if size > self.settings.max_header_bytes:
             raise PayloadTooLarge(HEAD_TOO_LARGE)  # the parser stops, and uvicorn calls send_400_response
         if fault := head_fault(self.parser.get_http_version(), hosts, codings):
@@ -343,16 +306,13 @@ class Connection(HttpToolsProtocol):
         if opens_socket:
             self._open_socket(slot, refusal)
             return
-        self._in_head, self._in_body = False, True
-        is_chunked = self._is_chunked = bool(codings)
-        self._body_left = 0 if is_chunked else length
-        self._body_bytes = self._chunked_bytes = 0
+        self._framing.begin_body(length, is_chunked=bool(codings))
         self._expect_nothing()
         super().on_headers_complete()
         if self.scope["http_version"] == "1.0":
             end_with_connection(self.cycle)
         self.scope["extensions"][BODY] = self.cycle.send  # type: ignore[assignment]
-        if not self._unanswered and (is_chunked or length):
+        if not self._unanswered and (codings or length):
             self.context.connections.set_uploading(slot)
         else:
             self._set_busy(slot)
@@ -366,7 +326,7 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Wake the body's reader when enough of it has arrived, not for every byte."""
-        self._body_bytes += len(body)
+        self._framing.add_content(len(body))
         cycle = self.cycle
         if not cycle.response_complete:
             cycle.body += body
@@ -377,8 +337,7 @@ class Connection(HttpToolsProtocol):
         if self.parser.declines:
             return
         super().on_message_complete()
-        self._in_body = self._is_chunked = False
-        self._body_left = 0
+        self._framing.end_request()
         if self._unanswered:
             self._set_busy(self.slot)  # type: ignore[arg-type]
         else:
@@ -430,12 +389,13 @@ class Connection(HttpToolsProtocol):
             self._proxied_for = [each for each in self._proxied_for if each[0] and not each[0].response_complete]
         if not self._unanswered:
             self.context.connections.set_idle(self.slot)  # type: ignore[arg-type]
-        elif self._in_body and len(self._unanswered) == 1:  # its request was sent after the one that is answered now
+        elif self._framing.in_body and len(self._unanswered) == 1:
+            # Its request was sent after the one that is answered now.
             self.context.connections.set_uploading(self.slot)  # type: ignore[arg-type]
         super().on_response_complete()
         if self.transport.is_closing():
             self._expect(self.settings.write_timeout_s, self.transport.abort)
-        elif self._in_body and not self._unanswered:
+        elif self._framing.in_body and not self._unanswered:
             self._expect(self.settings.linger_s, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
@@ -443,13 +403,13 @@ class Connection(HttpToolsProtocol):
         self._expect(self.settings.write_timeout_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        if self._head_bytes > self.settings.max_header_bytes:
+        if self._framing.head_bytes > self.settings.max_header_bytes:
             self._refuse(431, PayloadTooLarge(HEAD_TOO_LARGE))
         else:
             self._refuse(400, BadRequest(self._fault))
 
     def _head_is_late(self) -> None:
-        if self._in_head:
+        if self._framing.in_head:
             self._refuse(408, RequestTimeout("The request's headers did not arrive in time."))
         else:
             self._close_when_read()
@@ -463,7 +423,7 @@ class Connection(HttpToolsProtocol):
         """Answer input that is not a valid request, with the error or with ``answer``, and close; not in the middle of
         another answer. ``protocol``: what it is, in place of a method in the log."""
         if not any(cycle.response_started for cycle in self._unanswered) and len(self._unanswered) < 2:
-            method, url = (self.scope.get("method", "-"), self.url) if self._in_head else (protocol, b"")
+            method, url = (self.scope.get("method", "-"), self.url) if self._framing.in_head else (protocol, b"")
             seconds = self.loop.time() - self._head_began
             request_id = note_refusal(
                 self.context.requests, self._unanswered, status, seconds, self.client, method, url

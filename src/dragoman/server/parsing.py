@@ -13,16 +13,6 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 log = logging.getLogger("dragoman.server")
 
-PIECE_BYTES = 4096
-"""The most bytes that the parser gets at once of a head, or of a body in small chunks: in those of one byte 0.4 ms
-of work."""
-
-CHUNKED_PIECE_BYTES = 16 * 1024
-"""The same of a chunked body whose last piece was mostly content."""
-
-BODY_PIECE_BYTES = 64 * 1024
-"""The same of a body whose length is known, which is only copied."""
-
 PIECES_AT_ONCE = 4
 """Pieces of one connection that are parsed on arrival. Further ones wait for their turn."""
 
