@@ -130,8 +130,15 @@ def caddy(folder: Path, port: int, place: str, tls: tuple[Path, Path]) -> list[s
 PROGRAMS = {"nginx": nginx, "caddy": caddy}
 
 
-@pytest.mark.parametrize("program", ["nginx", "caddy"])
-@pytest.mark.parametrize("way", ["port", "unix"])
+@pytest.mark.parametrize(
+    ("program", "way"),
+    [
+        ("nginx", "port"),
+        ("caddy", "unix"),
+        pytest.param("nginx", "unix", marks=pytest.mark.thorough),
+        pytest.param("caddy", "port", marks=pytest.mark.thorough),
+    ],
+)
 def test_the_configuration_of_the_page(
     program: str, way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -39,7 +39,6 @@ def pieces(detokenizer: Detokenizer, token_ids: Sequence[int]) -> list[str]:
     return [detokenizer.push(token_id) for token_id in token_ids]
 
 
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_concatenation_equals_the_whole_decode(tokenizer: Tokenizer, data: st.DataObject, skip: bool) -> None:
     token_ids = data.draw(sequences(tokenizer))
@@ -48,7 +47,6 @@ def test_concatenation_equals_the_whole_decode(tokenizer: Tokenizer, data: st.Da
     assert text == tokenizer.decode(token_ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=80, deadline=None)
 @given(data=st.data(), skip=st.booleans())
 def test_text_after_a_prompt_continues_the_decode_of_both(
     tokenizer: Tokenizer, data: st.DataObject, skip: bool
@@ -63,7 +61,6 @@ def test_text_after_a_prompt_continues_the_decode_of_both(
         assert certain + text == whole
 
 
-@settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_long_prompt_gives_the_same_text_as_all_its_tokens(tokenizer: Tokenizer, data: st.DataObject) -> None:
     prompt = [token_id for _ in range(8) for token_id in data.draw(sequences(tokenizer))]

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from written_calls import written
 
@@ -233,7 +233,6 @@ given_arguments = st.fixed_dictionaries(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@settings(max_examples=60, deadline=None)
 @given(made=st.lists(given_arguments, min_size=1, max_size=2), data=st.data())
 def test_calls_come_back_as_they_were_made_however_they_are_cut(
     format: str, made: list[dict[str, Any]], data: st.DataObject

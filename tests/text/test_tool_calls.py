@@ -318,7 +318,6 @@ def cut(draw: st.DrawFn, texts: st.SearchStrategy[str]) -> tuple[str, list[str]]
 
 
 @pytest.mark.parametrize("format", DRAWN)
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_a_stream_is_the_whole_text_however_it_is_cut(format: str, data: st.DataObject) -> None:
     mixed = st.lists(garbage | st.lists(calls, min_size=1, max_size=2).map(lambda c: written(format, c)), max_size=3)
@@ -329,7 +328,6 @@ def test_a_stream_is_the_whole_text_however_it_is_cut(format: str, data: st.Data
 
 
 @pytest.mark.parametrize("format", TYPED)
-@settings(max_examples=60, deadline=None)
 @given(made=st.lists(calls, min_size=1, max_size=3), before=st.text("abc .\n", max_size=8))
 def test_calls_come_back_as_they_were_made(format: str, made: list[tuple[str, dict[str, Any]]], before: str) -> None:
     content, found = message(format, before + written(format, made))
