@@ -316,6 +316,15 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         16_255_643_392,
     ),
     "Flint": (_sizes("FlintForCausalLM", 2048, 49, 32, 4, 6144, 150144, head_dim=128), 39_785_287_456),
+    "Aya Vision 8B": (
+        {"architectures": ["AyaVisionForConditionalGeneration"]}
+        | {"text_config": _sizes("", 4096, 32, 32, 8, 14336, 256000, model_type="cohere2", head_dim=128)},
+        8_028_033_024,
+    ),
+    "Qwen2.5-Omni 7B": (
+        {"architectures": ["Qwen2_5OmniModel"], "thinker_config": {"text_config": {"vocab_size": 152064}}},
+        7_615_616_512,
+    ),
 }
 
 PUBLISHED |= LATENT | EARLIER

@@ -33,6 +33,9 @@ _ELSEWHERE = (
         "projection_hidden_size",
         "insert_layer_id",
         "audio_token_id",
+        "audio_token_index",
+        "alignment_intermediate_size",
+        "high_res_vision_config",
     }
     | {
         f"{place}_token_{kind}"

@@ -10,11 +10,11 @@ import pytest
 from encoder_decoders import VARIANTS as ENCODER_DECODERS
 from encoder_decoders import config_of
 from encoders import CONFIGS as ENCODERS
-from newer_variants import UNMADE
 from published_models import PUBLISHED as NEWER
 from published_recurrent import RECURRENT
 from small_models import SCALED, VARIANTS, parameter_count
 from test_vision_chat_names import chat_config
+from text_part_variants import UNMADE
 from vision_models import CONFIGS as WITH_IMAGES
 
 from dragoman.core.errors import ModelError

@@ -6,7 +6,8 @@ from typing import Any
 
 from latent_variants import LATENT
 from newer_variants import NEWER
-from variants import MADE_BY_TRANSFORMERS, Config
+from newer_variants import UNMADE as UNMADE_DECODERS
+from variants import MADE_BY_TRANSFORMERS, Config, family_config
 
 _QWEN_TOWER: Config = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 64}
 _SIGLIP: Config = {
@@ -20,6 +21,12 @@ _SIGLIP: Config = {
 _GLM_ROTATION: Config = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 _GEMMA = {key: value for key, value in NEWER["gemma4"].items() if "per_layer_input" not in key}
 _GEMMA |= {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+
+_LLAMA = family_config("", "llama")
+_QWEN2 = family_config("", "qwen2")
+_HEARING: Config = {"num_mel_bins": 16, "d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+_HEARING |= {"encoder_ffn_dim": 16, "max_source_positions": 20}
+_MROPE: Config = {"rope_type": "default", "rope_theta": 3000.0, "mrope_section": [2, 3, 3]}
 
 
 def _whole(architecture: str, model_type: str, text: Config, tower: Config, **more: Any) -> Config:
@@ -91,4 +98,113 @@ TEXT_PARTS: dict[str, Config] = {
         image_token_id=130,
         video_token_id=129,
     ),
+    "aya-vision": _whole(
+        "AyaVisionForConditionalGeneration",
+        "aya_vision",
+        MADE_BY_TRANSFORMERS["cohere2"],
+        _SIGLIP | {"model_type": "siglip_vision_model"},
+        tie_word_embeddings=True,
+        image_token_index=130,
+    ),
+    "cohere2-vision": _whole(
+        "Cohere2VisionForConditionalGeneration",
+        "cohere2_vision",
+        MADE_BY_TRANSFORMERS["cohere2"],
+        _SIGLIP | {"model_type": "siglip_vision_model"},
+        tie_word_embeddings=True,
+        alignment_intermediate_size=16,
+        image_token_id=130,
+    ),
+    "llava-onevision": _whole(
+        "LlavaOnevisionForConditionalGeneration",
+        "llava_onevision",
+        _QWEN2 | {"model_type": "qwen2"},
+        _SIGLIP | {"model_type": "siglip_vision_model"},
+        image_token_index=130,
+        video_token_index=129,
+    ),
+    "ovis2": _whole(
+        "Ovis2ForConditionalGeneration",
+        "ovis2",
+        _QWEN2,
+        _SIGLIP | {"vocab_size": 20, "hidden_stride": 2},
+        hidden_size=64,
+        tie_word_embeddings=True,
+        image_token_id=130,
+    ),
+    "deepseek-vl": _whole(
+        "DeepseekVLForConditionalGeneration",
+        "deepseek_vl",
+        _LLAMA,
+        _SIGLIP | {"model_type": "siglip_vision_model"},
+        tie_word_embeddings=True,
+        image_token_id=130,
+    ),
+    "deepseek-vl-hybrid": _whole(
+        "DeepseekVLHybridForConditionalGeneration",
+        "deepseek_vl_hybrid",
+        _LLAMA,
+        _SIGLIP | {"model_type": "siglip_vision_model"},
+        high_res_vision_config=_SIGLIP
+        | {"model_type": "sam_vision_model", "output_channels": 8, "global_attn_indexes": [0]},
+        tie_word_embeddings=True,
+        image_token_id=130,
+    ),
+    "lighton-ocr": _whole(
+        "LightOnOcrForConditionalGeneration",
+        "lighton_ocr",
+        _QWEN2 | {"model_type": "qwen3", "head_dim": 24},
+        _SIGLIP | {"model_type": "pixtral", "head_dim": 8},
+        image_token_id=130,
+    ),
+    "qwen2-audio": _whole(
+        "Qwen2AudioForConditionalGeneration",
+        "qwen2_audio",
+        _QWEN2,
+        {},
+        audio_config=_HEARING,
+        audio_token_index=130,
+    ),
+    "voxtral": _whole(
+        "VoxtralForConditionalGeneration",
+        "voxtral",
+        _LLAMA | {"rope_theta": 500.0, "head_dim": 24},
+        {},
+        audio_config=_HEARING
+        | {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
+        | {"intermediate_size": 64},
+        audio_token_id=130,
+    ),
+    "qwen2.5-omni": _whole(
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        "qwen2_5_omni_thinker",
+        _QWEN2 | {"model_type": "qwen2_5_omni_text", "rope_parameters": _MROPE},
+        _QWEN_TOWER,
+        audio_config=_HEARING | {"output_dim": 64},
+    ),
+    "qwen3-omni": _whole(
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
+        "qwen3_omni_moe_thinker",
+        _QWEN2
+        | {"model_type": "qwen3_omni_moe_text", "rope_parameters": _MROPE, "moe_intermediate_size": 33}
+        | {"num_experts": 6, "num_experts_per_tok": 2, "mlp_only_layers": [1]},
+        _QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 4},
+        audio_config=_HEARING | {"output_dim": 64, "downsample_hidden_size": 8},
+    ),
 }
+
+WHOLES: dict[str, Config] = {
+    "qwen2.5-omni-whole": {
+        "architectures": ["Qwen2_5OmniModel"],
+        "model_type": "qwen2_5_omni",
+        "thinker_config": {key: value for key, value in TEXT_PARTS["qwen2.5-omni"].items() if key != "architectures"},
+    },
+    "qwen3-omni-whole": {
+        "architectures": ["Qwen3OmniMoeForConditionalGeneration"],
+        "model_type": "qwen3_omni_moe",
+        "thinker_config": {key: value for key, value in TEXT_PARTS["qwen3-omni"].items() if key != "architectures"},
+    },
+}
+"""Models of which transformers computes logits only within."""
+
+UNMADE = UNMADE_DECODERS | WHOLES

@@ -14,12 +14,15 @@ Config = dict[str, Any]
 
 # AutoModelForCausalLM has no such model, or its text alone.
 _ONLY_WITH_IMAGES = {"mistral3", "llama4", "gemma4", "gemma4_unified", "exaone4_5", "glm4v", "glm46v", "glm4v_moe"}
-_ONLY_WITH_IMAGES |= {"kimi_k25", "minicpmv4_6"}
-_WITHOUT_AUTO_CLASS = ("mistral4",)
+_ONLY_WITH_IMAGES |= {"kimi_k25", "minicpmv4_6", "aya_vision", "cohere2_vision", "llava_onevision", "ovis2"}
+_ONLY_WITH_IMAGES |= {"deepseek_vl", "deepseek_vl_hybrid", "lighton_ocr"}
+_WITHOUT_AUTO_CLASS = {"mistral4", "qwen2_audio", "voxtral", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 _LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 _LEARNED_FACTOR = "layer_scalar"
 _STORED_BUFFERS = (*_LEARNED_BUFFERS, _LEARNED_FACTOR, "act_fn.beta", "act_fn.eps")
-_UNCOUNTED = re.compile("vision|visual|audio|multi_modal_projector|mm_projector|merger|indexer")
+_UNCOUNTED = re.compile(
+    "vision|visual|audio|multi_modal_projector|mm_projector|merger|indexer|aligner|image_newline|global_attn_pool"
+)
 _UNSCALED_SCORES = ("gemma3n", "gemma4")  # what other models divide scores by is in their trained norms of queries
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 

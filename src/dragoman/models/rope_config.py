@@ -22,6 +22,8 @@ SCALINGS: dict[str, type[Scaling]] = {
 _INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
 # Keys whose 0 says as much as their absence, as transformers has it.
 _NONE_AT_ZERO = {"mscale", "mscale_all_dim"}
+_PARTS = ("thinker_config", "text_config", "llm_config")
+"""Blocks that have the config of a decoder within that of a whole model."""
 _FACTORS = {"short_factor", "long_factor", "divisors"}
 
 
@@ -115,8 +117,9 @@ def blocks_by_layer_type(config: Config) -> tuple[dict[str, Any], dict[str, Any]
 
 def with_scaling(config: dict[str, Any], scaling: Mapping[str, object]) -> dict[str, Any]:
     """Return a config with another rotary scaling; base frequencies and layers with windows are unchanged."""
-    if isinstance(inner := config.get("text_config"), dict):
-        return {**config, "text_config": with_scaling(inner, scaling)}
+    for part in _PARTS:
+        if isinstance(inner := config.get(part), dict):
+            return {**config, part: with_scaling(inner, scaling)}
     newer = Config(config).block("rope_parameters")
     if isinstance(newer.get("full_attention"), dict):
         full = newer["full_attention"]

@@ -51,6 +51,7 @@ from dragoman.models.families import (
     olmo,
     olmo_hybrid,
     opt,
+    other_senses,
     own_code,
     phi,
     qwen,
@@ -122,6 +123,7 @@ FAMILIES: dict[str, Family] = {
     **modern_bert.FAMILIES,
     **with_images.FAMILIES,
     **text_parts.FAMILIES,
+    **other_senses.FAMILIES,
 }
 
 # Features that only some families, or only other readers of config.json, support: refused by name where a family's

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import Config
+from dragoman.models.families.cohere import FAMILIES as COHERE
 from dragoman.models.families.family import IMAGE_PARTS, WITH_IMAGES, Family, even_head_dim
 from dragoman.models.families.granite import FAMILIES as GRANITE
 from dragoman.models.families.lfm2 import FAMILIES as LFM2
@@ -38,6 +39,9 @@ from dragoman.models.vision.parameters import (
 
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "vocab_size": 32000}
 _QWEN_SIZES = _SIZES | {"intermediate_size": 22016, "num_key_value_heads": 32, "vocab_size": 151_936}
+_QWEN_SIZES |= {"max_position_embeddings": 32_768}
+_COHERE_SIZES = {"hidden_size": 8192, "intermediate_size": 22528, "num_hidden_layers": 40, "num_attention_heads": 64}
+_COHERE_SIZES |= {"vocab_size": 256_000}
 _LFM2_SIZES = _SIZES | {"hidden_size": 2560, "intermediate_size": 12288, "num_key_value_heads": 8, "vocab_size": 65536}
 _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
     "llama": (LLAMA["LlamaForCausalLM"], _SIZES | {"intermediate_size": 11008}),
@@ -46,11 +50,13 @@ _TEXT: dict[str, tuple[Family, Mapping[str, Any]]] = {
     "qwen3": (QWEN["Qwen3ForCausalLM"], _QWEN_SIZES),
     "granite": (GRANITE["GraniteForCausalLM"], _SIZES | {"intermediate_size": 11008}),
     "lfm2": (LFM2["Lfm2ForCausalLM"], _LFM2_SIZES),
+    "cohere": (COHERE["CohereForCausalLM"], _COHERE_SIZES),
+    "cohere2": (COHERE["Cohere2ForCausalLM"], _COHERE_SIZES),
 }
 """Decoders by the ``model_type`` of ``text_config``, with the values of sizes that a config may leave out."""
 
 
-def _read_text(config: Config, architecture: str) -> DecoderSpec:
+def read_text(config: Config, architecture: str) -> DecoderSpec:
     """Return the decoder of ``text_config`` under the architecture of the whole."""
     block = config.block("text_config")
     kind = block.get("model_type", "llama")
@@ -60,63 +66,61 @@ def _read_text(config: Config, architecture: str) -> DecoderSpec:
     # Files that have an output table of their own are not tied, whatever their configs say.
     tied = config.flag("tie_word_embeddings", False) or block.get("tie_word_embeddings") is True
     text = config.within("text_config").over(dict(sizes)).having({"tie_word_embeddings": tied})
-    # In transformers the factor on logits (Granite) is part of the model with a head of its own, which this is not.
+    # In transformers the factor on logits (Granite, Cohere) is part of the model with a head of its own: not of this.
     spec = family.read(text)
     return replace(spec, architecture=architecture, output=replace(spec.output, scale=1.0))
 
 
 def _read_idefics2(config: Config) -> DecoderSpec:
     config = config.having({"text_config": {"model_type": "mistral"} | config.block("text_config")})
-    return _read_text(config, "Idefics2ForConditionalGeneration")
+    return read_text(config, "Idefics2ForConditionalGeneration")
 
 
 def _read_idefics3(config: Config) -> DecoderSpec:
-    return _read_text(config, "Idefics3ForConditionalGeneration")
+    return read_text(config, "Idefics3ForConditionalGeneration")
 
 
 def _read_smolvlm(config: Config) -> DecoderSpec:
-    return _read_text(config, "SmolVLMForConditionalGeneration")
+    return read_text(config, "SmolVLMForConditionalGeneration")
 
 
 def _read_llava(config: Config) -> DecoderSpec:
-    return _read_text(config, "LlavaForConditionalGeneration")
+    return read_text(config, "LlavaForConditionalGeneration")
 
 
 def _read_llava_next(config: Config) -> DecoderSpec:
-    return _read_text(config, "LlavaNextForConditionalGeneration")
+    return read_text(config, "LlavaNextForConditionalGeneration")
 
 
 def _read_internvl(config: Config) -> DecoderSpec:
-    return _read_text(config.over({"tie_word_embeddings": True}), "InternVLForConditionalGeneration")
+    return read_text(config.over({"tie_word_embeddings": True}), "InternVLForConditionalGeneration")
 
 
 def _read_internvl_chat(config: Config) -> DecoderSpec:
-    return _read_text(config.having({"text_config": config.block("llm_config")}), "InternVLChatModel")
+    return read_text(config.having({"text_config": config.block("llm_config")}), "InternVLChatModel")
 
 
 def _read_lfm2_vl(config: Config) -> DecoderSpec:
     text = {"model_type": "lfm2"} | config.block("text_config")
     tied = text.get("tie_embedding", config.value("tie_embedding", True))
-    return _read_text(
+    return read_text(
         config.over({"tie_word_embeddings": tied}).having({"text_config": text}), "Lfm2VlForConditionalGeneration"
     )
 
 
 def _read_qwen2_vl(config: Config) -> DecoderSpec:
-    return _read_qwen(config, "Qwen2VLForConditionalGeneration")
+    return read_qwen(config, "Qwen2VLForConditionalGeneration")
 
 
 def _read_qwen25_vl(config: Config) -> DecoderSpec:
-    return _read_qwen(config, "Qwen2_5_VLForConditionalGeneration")
+    return read_qwen(config, "Qwen2_5_VLForConditionalGeneration")
 
 
 def _read_qwen3_vl(config: Config) -> DecoderSpec:
     sizes = {"hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32}
     config = config.over({"text_config": {}})
     block = sizes | {"vocab_size": 151_936, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6} | config.block("text_config")
-    return _read_qwen(
-        config.having({"text_config": block}), "Qwen3VLForConditionalGeneration", QWEN["Qwen3ForCausalLM"]
-    )
+    return read_qwen(config.having({"text_config": block}), "Qwen3VLForConditionalGeneration", QWEN["Qwen3ForCausalLM"])
 
 
 def _read_qwen3_vl_moe(config: Config) -> DecoderSpec:
@@ -131,12 +135,12 @@ def _read_qwen3_vl_moe(config: Config) -> DecoderSpec:
     block |= {"norm_topk_prob": True, "use_sliding_window": False}  # whatever a config says, as transformers has it
     if block.get("mlp_only_layers") is None:
         block["mlp_only_layers"] = []
-    return _read_qwen(
+    return read_qwen(
         config.having({"text_config": block}), "Qwen3VLMoeForConditionalGeneration", MIXTURES["Qwen3MoeForCausalLM"]
     )
 
 
-def _read_qwen(config: Config, architecture: str, decoder: Family = QWEN["Qwen2ForCausalLM"]) -> DecoderSpec:
+def read_qwen(config: Config, architecture: str, decoder: Family = QWEN["Qwen2ForCausalLM"]) -> DecoderSpec:
     """Return Qwen 2 or 3 with the rotation of text: of three equal positions it is the usual one."""
     text = config.within("text_config")
     plain = {}
@@ -168,9 +172,12 @@ def _upright_experts(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> Mappin
     return {name: upright(name, tensor) for name, tensor in tensors.items()}
 
 
-_NAMES = LLAMA_NAMES | HEAD_NORM_NAMES
+TEXT_NAMES = LLAMA_NAMES | HEAD_NORM_NAMES
+"""Names of the decoders that `text_config` may be of."""
 _IDEFICS3_NAMES = (
-    _NAMES | siglip_names("model.vision_model.") | {"vision_project_out": ("model.connector.modality_projection.proj",)}
+    TEXT_NAMES
+    | siglip_names("model.vision_model.")
+    | {"vision_project_out": ("model.connector.modality_projection.proj",)}
 )
 _IDEFICS3_ALIASES = ((r"^model\.text_model\.", "model."),)
 _PROJECTOR = "model.multi_modal_projector."
@@ -178,9 +185,9 @@ _TWO_PRODUCTS = {
     "vision_project_in": (f"{_PROJECTOR}linear_1",),
     "vision_project_out": (f"{_PROJECTOR}linear_2",),
 }
-_LLAVA_NAMES = _NAMES | siglip_names("model.vision_tower.") | _TWO_PRODUCTS
+_LLAVA_NAMES = TEXT_NAMES | siglip_names("model.vision_tower.") | _TWO_PRODUCTS
 _INTERNVL_NAMES = (
-    _NAMES
+    TEXT_NAMES
     | internvl_names("model.vision_tower.")
     | _TWO_PRODUCTS
     | {"vision_project_norm": (f"{_PROJECTOR}layer_norm",)}
@@ -201,7 +208,7 @@ _QWEN_TOWER = re.compile(r"visual\..*")
 FAMILIES: dict[str, Family] = {
     "Idefics2ForConditionalGeneration": Family(
         _read_idefics2,
-        _NAMES | siglip_names("model.vision_model.") | resampler_names("model.connector."),
+        TEXT_NAMES | siglip_names("model.vision_model.") | resampler_names("model.connector."),
         "idefics2",
         base="model.",
         ignored=ROTARY_BUFFER,
@@ -268,7 +275,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "InternVLChatModel": Family(
         _read_internvl_chat,
-        _NAMES | internvl_chat_names("model.vision_model.", "model.mlp1."),
+        TEXT_NAMES | internvl_chat_names("model.vision_model.", "model.mlp1."),
         "internvl_chat",
         base="model.",
         ignored=re.compile(r"(vision_model|mlp1)\..*"),
@@ -302,7 +309,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Qwen3VLForConditionalGeneration": Family(
         _read_qwen3_vl,
-        _NAMES | qwen3_names("model.visual."),
+        TEXT_NAMES | qwen3_names("model.visual."),
         "qwen3_vl",
         base="model.",
         ignored=_QWEN_TOWER,
