@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from small_models import VARIANTS, checkpoint_of, make_models, prompt, run_rows
+from small_models import VARIANTS, checkpoint_of, maker_of, prompt, run_rows
 from transformers_reference import assert_close, load_reference, reference_logits
 
 from dragoman import models
@@ -84,7 +84,7 @@ def write_model(
     ``files``: where the options stand, if not in the config.
     """
     plain, folder = root / "plain", root / "quantized"
-    make_models.make_model(plain, dict(config), dtype="F32", seed=1, std=0.15)
+    maker_of(config)(plain, dict(config), dtype="F32", seed=1, std=0.15)
     folder.mkdir()
     tensors = safetensors_torch.load_file(plain / WEIGHTS)
     stored: Pieces = {}

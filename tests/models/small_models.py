@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +177,15 @@ SCALED: dict[str, Config] = {
 }
 
 
+def maker_of(config: Config) -> Callable[..., None]:
+    """Return what writes a model of this kind as its repositories have it."""
+    return make_models.make_model if config["model_type"] in _MADE_HERE else transformers_checkpoint.make_model
+
+
 def make_folder(root: Path, config: Config, dtype: str = "F32", seed: int = 1, **options: Any) -> Path:
     """Write a small random model, its weights large enough for logits that differ clearly."""
     folder = root / f"{config['model_type']}-{dtype}"
-    make = make_models.make_model if config["model_type"] in _MADE_HERE else transformers_checkpoint.make_model
+    make = maker_of(config)
     make(folder, config | {"eos_token_id": 2, "bos_token_id": 1}, dtype=dtype, seed=seed, std=0.15, **options)
     return folder
 

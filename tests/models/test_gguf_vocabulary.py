@@ -304,21 +304,6 @@ def test_pieces_are_joined_as_llama_cpp_joins_them(
     assert ours.decode(ours.encode(text)) == text.replace("▁", " ")
 
 
-def test_pieces_that_overlap_themselves_are_joined_from_the_left(tmp_path: Path) -> None:
-    tokens = ["<unk>", "<s>", "</s>", "aaa", "aa", "a", "▁"]
-    scores, types = [0.0, 0.0, 0.0, -1.0, -2.0, -3.0, -4.0], [UNKNOWN, CONTROL, CONTROL] + [NORMAL] * 4
-
-    def fill(writer: Writer) -> None:
-        add_pieces(writer, (tokens, scores, types))
-        writer.add_add_space_prefix(False)
-
-    for name, content in tokenizer_files(read_gguf(write(tmp_path / "m.gguf", fill))).items():
-        (tmp_path / name).write_text(json.dumps(content))
-    ours, theirs = Tokenizer.load(tmp_path), Pieces(tokens, scores, types, prefix=False)
-    for count in range(1, 12):
-        assert list(ours.encode("a" * count, add_special_tokens=False)) == theirs.encode("a" * count)
-
-
 def test_special_tokens_are_found_in_texts_and_the_users_are_text(
     loaded_pieces: dict[bool, tuple[Tokenizer, Pieces]],
 ) -> None:

@@ -147,10 +147,12 @@ def test_files_of_model_optimizer(tmp_path: Path) -> None:
         assert len(described.quantization.notes) == 2
 
 
-@pytest.mark.parametrize("quantization", [{"quant_algo": "NVFP4", "group_size": 16}, {"quant_algo": "NVFP4"}, {}])
+@pytest.mark.parametrize(
+    "quantization", [{"quant_algo": "NVFP4_AWQ", "group_size": 16}, {"quant_algo": "INT4_AWQ"}, {}]
+)
 def test_other_formats_of_model_optimizer_are_named(quantization: dict[str, Any], tmp_path: Path) -> None:
     model = write_model(tmp_path, packer(None, None, "weight_scale"), {"quantization": quantization}, hf_quant_config=1)
-    with pytest.raises(ModelError, match=r"hf_quant_config\.json.*(quant_algo (None|'NVFP4')|group_size)"):
+    with pytest.raises(ModelError, match=r"hf_quant_config\.json.*quant_algo (None|'NVFP4_AWQ'|'INT4_AWQ')"):
         models.load(model.folder)
 
 

@@ -5,6 +5,7 @@ The format of a group says how its matrices ``[N, K]`` are stored; all have ``we
 
 * ``pack-quantized``: ``weight_packed`` int32 ``[N, K·bits/32]``, ``weight_shape``, and ``weight_g_idx`` where inputs
   were quantized in a different order; zero points are packed along the outputs.
+* ``nvfp4-pack-quantized``: ``weight_packed`` bytes ``[N, K / 2]``, and ``weight_global_scale``.
 * ``int-quantized``, ``float-quantized``, ``naive-quantized``: ``weight`` int8 or float8.
 """
 
@@ -22,14 +23,16 @@ from dragoman.models.quantized.bit_packing import packed_words, unpack
 from dragoman.models.quantized.float8 import FLOAT8_FORM, float8_matrix, scale_blocks
 from dragoman.models.quantized.matrices import Grid, IntegerMatrix, block_grid, input_order, integer_form
 from dragoman.models.quantized.module_names import compile_patterns
+from dragoman.models.quantized.nvfp4 import NVFP4_GROUP, nvfp4_matrix
 from dragoman.models.quantized.scheme import FLOATS, Options, Pieces, find_pieces, read_finite, replace_pieces
 from dragoman.models.safetensors_file import StoredTensor
 from dragoman.models.tensors import Format, Tensor
 
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_NVFP4 = "nvfp4-pack-quantized"
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", _NVFP4)
 _PACKED_BITS = (2, 4, 8)  # widths for which no version of the format splits an integer between words
 _PIECES = ("weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "input_scale", "input_zero_point",
-           "output_scale", "output_zero_point")  # fmt: skip
+           "output_scale", "output_zero_point", "weight_global_scale", "input_global_scale")  # fmt: skip
 _CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale")
 
 _DECISIVE = frozenset(
@@ -42,6 +45,7 @@ _GROUP_FIELDS = frozenset({"targets", "weights", "format", "input_activations", 
 _WEIGHT_FIELDS = frozenset(
     {"num_bits", "type", "symmetric", "strategy", "group_size", "block_structure", "dynamic", "actorder"}
 )
+_GROUPS = ("group", "tensor_group")
 _WEIGHT_HARMLESS = frozenset({"observer", "observer_kwargs", "scale_dtype", "zp_dtype"})
 
 
@@ -64,8 +68,8 @@ class _Group(msgspec.Struct, frozen=True):
     """One of the config's groups.
 
     Attributes:
-        size: inputs that share a scale, under the strategy ``group``.
-        shared: outputs and inputs that share one, under ``group`` and ``block``.
+        size: inputs that share a scale, under the strategies ``group`` and ``tensor_group``.
+        shared: outputs and inputs that share one, under these and ``block``.
     """
 
     targets: _Targets
@@ -97,7 +101,7 @@ class CompressedTensors(msgspec.Struct, frozen=True):
         """The method, and bits and scales of each group."""
         kinds = dict.fromkeys(
             f"{'float' if group.floating else 'int'}{group.bits} with scales by "
-            + (f"group of {group.size}" if group.strategy == "group" else group.strategy)
+            + (f"group of {group.size}" if group.strategy in _GROUPS else group.strategy)
             for group in self.groups
         )
         return f"compressed-tensors, {', '.join(kinds)}"
@@ -130,6 +134,8 @@ class CompressedTensors(msgspec.Struct, frozen=True):
         group = self._group_of(pieces.module)
         if group is None:
             raise main.fail("is quantized, where the config says that its module is not")
+        if group.layout == _NVFP4:
+            return nvfp4_matrix(pieces, "weight_packed", "weight_global_scale", divides=True)
         if group.floating:
             return float8_matrix(pieces, pieces.piece("weight", ("F8_E4M3",)), _scales(pieces), group.shared)
         if group.layout == "pack-quantized":
@@ -250,8 +256,10 @@ def _read_group(name: str, values: object, layout: object, where: str) -> _Group
         raise ModelError(f"{weights.where}: dynamic = true is not supported: weights are quantized once")
     if weights.values.get("actorder") not in _ORDERS:
         raise ModelError(f"{weights.where}: actorder {weights.values['actorder']!r} is not known")
-    strategy, size = _read_strategy(weights)
-    known = _PACKED_BITS if own == "pack-quantized" else (8,) if floating else (4, 8)
+    strategy, size = _read_strategy(weights, own)
+    if own == _NVFP4 and (not floating or size != NVFP4_GROUP):
+        raise ModelError(f"{weights.where}: {_NVFP4} has floats in groups of {NVFP4_GROUP}, not of {size}")
+    known = _PACKED_BITS if own == "pack-quantized" else (4,) if own == _NVFP4 else (8,) if floating else (4, 8)
     return _Group(
         targets=_read_targets(options, "targets"),
         layout=own,
@@ -260,16 +268,17 @@ def _read_group(name: str, values: object, layout: object, where: str) -> _Group
         symmetric=weights.flag("symmetric", True),
         strategy=strategy,
         size=size,
-        shared=(1, size) if strategy == "group" else _read_block(weights) if strategy == "block" else None,
+        shared=(1, size) if strategy in _GROUPS else _read_block(weights) if strategy == "block" else None,
     )
 
 
-def _read_strategy(weights: Options) -> tuple[str, int]:
+def _read_strategy(weights: Options, layout: str) -> tuple[str, int]:
     """Return the strategy, which decides what shares a scale, and for groups their size."""
     size = weights.values.get("group_size")
     default = "tensor" if size is None else "channel" if size == -1 else "group"
-    strategy = str(weights.one_of("strategy", default, ("tensor", "channel", "group", "block")))
-    return strategy, weights.size("group_size") if strategy == "group" else 0
+    known = ("tensor_group",) if layout == _NVFP4 else ("tensor", "channel", "group", "block")
+    strategy = str(weights.one_of("strategy", default, known))
+    return strategy, weights.size("group_size") if strategy in _GROUPS else 0
 
 
 def _read_block(weights: Options) -> tuple[int, int]:

@@ -141,8 +141,8 @@ def _set_spaces(path: Path, pipeline: Tokenizer, model: SentencePieceModel, sett
     if model.removes_spaces:
         before += [normalizers.Replace(Regex(rf"\A +|[ {_SPACE}]+\z"), ""), normalizers.Replace(Regex(" {2,}"), " ")]
     prefix = settings.flag("add_prefix_space", model.adds_prefix)
-    # Llama's class reads a text after a special token without a space before it where legacy is false. (The
-    # library takes no text for the first one whose beginning was removed; T5's class has the setting without an effect.)
+    # Llama's class reads a text after a special token without a space before it where legacy is false. (The library
+    # takes no text for the first one whose beginning was removed; T5's class has the setting without an effect.)
     merges_alone = not model.is_unigram and not model.removes_spaces
     only_first = prefix and merges_alone and not settings.flag("legacy", True)
     splits: list[pre_tokenizers.PreTokenizer] = []
