@@ -41,5 +41,5 @@ def test_an_adapter_comes_and_goes(url: str) -> None:
 
 def test_what_goes_wrong_is_said_in_the_server_s_words(url: str, tmp_path: Path) -> None:
     assert "There is no adapter 'nothing'" in adapters("load", "nothing", "--url", url, code=1)
-    assert "does not exist" in adapters("unload", "nothing", "--url", url, code=1)
+    assert "is not loaded" in adapters("unload", "nothing", "--url", url, code=1)
     assert "nobody answers" in adapters("list", "--url", "http://127.0.0.1:9", code=1)

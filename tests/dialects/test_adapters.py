@@ -220,6 +220,19 @@ def test_tgi_without_any_adapter_answers_with_the_base_model_and_says_so() -> No
         assert answer.headers["x-dragoman-warnings"] == "ignored: parameters.adapter_id"
 
 
+def test_a_reason_has_no_path_of_the_server_s_machine(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The operator's log has it."""
+    folder = tmp_path / "my adapters"
+    (folder / "drafts").mkdir(parents=True)
+    (folder / "drafts" / "adapter_config.json").write_text("{}")
+    settings = AdapterSettings(adapters_folder=str(folder))
+    with running_server(adapters=settings) as server, httpx.Client(base_url=server.url) as http:
+        error = http.post("/v1/load_lora_adapter", json={"lora_name": "drafts"}).json()["error"]
+    assert error["code"] == "load_failed"
+    assert error["message"].startswith("The adapter 'drafts' cannot be loaded: drafts has no adapter_model.safetensors")
+    assert f"{folder / 'drafts'} has no adapter_model.safetensors" in caplog.text
+
+
 def test_a_start_with_an_adapter_that_cannot_be_loaded_fails(tmp_path: Path) -> None:
     from dragoman.core.errors import ModelError
 

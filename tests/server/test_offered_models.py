@@ -125,7 +125,7 @@ def test_lists_show_no_models_that_the_caller_may_not_have_loaded(models: Path, 
         assert httpx.get(server.url + "/v1/models/second").status_code == 404
 
 
-def test_a_damaged_model_fails_alone_and_says_why(server: RunningServer) -> None:
+def test_a_damaged_model_fails_alone_and_says_why(server: RunningServer, models: Path) -> None:
     expected = completed(server, "first", max_tokens=400, ignore_eos=True).json()["choices"]
     with ThreadPoolExecutor(2) as pool:
         streams = [pool.submit(completed, server, "first", max_tokens=400, ignore_eos=True) for _ in range(2)]
@@ -140,6 +140,7 @@ def test_a_damaged_model_fails_alone_and_says_why(server: RunningServer) -> None
     assert "tokenizer.json" in told["no-tokenizer"]
     assert "320" in told["another-shape"]
     assert "model.safetensors" in told["torn-header"]
+    assert not [message for message in told.values() if str(models) in message]
     found = listed(server)
     assert {found[name]["status"].get("failed") for name in DAMAGED} == {True}
     assert completed(server, "second").status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +13,14 @@ import msgspec
 
 from dragoman.core.adapters import AdapterEntry
 from dragoman.core.errors import AdapterNotFound, Conflict, LoadFailed, ModelError
+from dragoman.core.message_paths import without_paths
 from dragoman.core.serving import ModelCard
 from dragoman.models import AdapterInfo
 from dragoman.serving.adapter_registry import AdapterRegistry, AdapterSource
 from dragoman.serving.settings import AdapterSettings
 from dragoman.serving.worker_pool import WorkerPools
+
+log = logging.getLogger("dragoman.server")
 
 NO_ADAPTERS = AdapterRegistry(AdapterSettings())
 
@@ -75,12 +79,23 @@ class LoadedAdapters:
     async def load(self, name: str, source: str | None = None, *, replace: bool = False) -> AdapterEntry:
         self._registry.check_name(name)
         adapter = await self._pools.disk.run(lambda: self._registry.find(name, source))
+        try:
+            return await self._load_or_keep(adapter, replace=replace, is_named=source is not None)
+        except ModelError as error:
+            log.error("the adapter %s cannot be loaded: %s", name, error.message)
+            shown = without_paths(error.message, adapter.source)
+            raise LoadFailed(f"The adapter '{name}' cannot be loaded: {shown}") from error
+
+    async def _load_or_keep(self, adapter: AdapterSource, *, replace: bool, is_named: bool) -> AdapterEntry:
+        """Load an adapter, unless it is there already. ``is_named``: the caller has named its source. Raises
+        ModelError, Conflict."""
+        name = adapter.name
         # The hub may take long: other adapters are loaded and unloaded meanwhile.
         folder = await self._fetched(adapter) if replace or name not in self.cards else None
         async with self._changing:
             if replace or name not in self.cards:
                 return await self._load(adapter, folder or await self._fetched(adapter), replace=replace)
-            if source is not None and self._sources[name].source != adapter.source:
+            if is_named and self._sources[name].source != adapter.source:
                 raise Conflict(f"Another adapter '{name}' is loaded: unload it first.", param="name")
             return _entry(name, self._engine.adapters[name])
 
@@ -89,8 +104,8 @@ class LoadedAdapters:
         for adapter in self._registry.first:
             try:
                 await self._load(adapter, await self._fetched(adapter))
-            except LoadFailed as error:
-                raise ModelError(error.message) from error
+            except ModelError as error:
+                raise ModelError(f"The adapter '{adapter.name}' cannot be loaded: {error.message}") from error
 
     async def unload(self, name: str) -> AdapterEntry:
         async with self._changing:
@@ -101,17 +116,11 @@ class LoadedAdapters:
             return AdapterEntry(name=name, loaded=False)
 
     async def _fetched(self, adapter: AdapterSource) -> Path:
-        """Return the folder with the adapter's files. Raises LoadFailed."""
-        try:
-            return await self._pools.ask_hub(lambda: self._registry.fetch(adapter))
-        except ModelError as error:
-            raise LoadFailed(f"The adapter '{adapter.name}' cannot be loaded: {error.message}") from error
+        """Return the folder with the adapter's files. Raises ModelError."""
+        return await self._pools.ask_hub(lambda: self._registry.fetch(adapter))
 
     async def _load(self, adapter: AdapterSource, folder: Path, *, replace: bool = False) -> AdapterEntry:
-        try:
-            info = await self._engine.load_adapter(adapter.name, str(folder), replace=replace)
-        except ModelError as error:
-            raise LoadFailed(f"The adapter '{adapter.name}' cannot be loaded: {error.message}") from error
+        info = await self._engine.load_adapter(adapter.name, str(folder), replace=replace)
         self._sources[adapter.name] = adapter
         self._cards[adapter.name] = msgspec.structs.replace(
             self._base, name=adapter.name, created=int(time.time()), fingerprint=info.fingerprint, base=self._base.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -11,10 +12,13 @@ from pathlib import Path
 
 from dragoman.core.catalog import FileProgress
 from dragoman.core.errors import ModelError
+from dragoman.core.message_paths import without_paths
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.source import find_source, find_weights
 from dragoman.serving.model_registry import ModelSource
 from dragoman.serving.worker_pool import WorkerPool
+
+log = logging.getLogger("dragoman.server")
 
 BETWEEN_S = 0.06
 """The least time between two reports of one file, but for the last."""
@@ -66,7 +70,7 @@ async def download(
     """Download what is missing of a model of the hub; yield how far each file is. Other models are here already.
 
     ``ended`` is called when there may be more files than before. Closing it ends the download; what has come stays.
-    Raises ModelError, Overloaded.
+    Raises ModelError, Overloaded; the log has the whole reason.
     """
     name = source.source
     if name is None or Path(name).exists():
@@ -84,7 +88,11 @@ async def download(
             changed.cancel()
             for each in reports.take():
                 yield each
-        await running
+        try:
+            await running
+        except ModelError as error:
+            log.error("the model %s cannot be downloaded: %s", source.name, error.message)
+            raise ModelError(without_paths(error.message)) from None
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

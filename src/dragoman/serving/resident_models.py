@@ -9,6 +9,7 @@ from typing import Any, Generic
 
 from dragoman.core.catalog import CatalogEntry, ModelState
 from dragoman.core.errors import DragomanError, LoadFailed, Overloaded, ShuttingDown
+from dragoman.core.message_paths import without_paths
 from dragoman.serving.load_queue import Load, LoadQueue
 from dragoman.serving.memory_budget import MemoryBudget
 from dragoman.serving.model_registry import ModelSource
@@ -154,8 +155,8 @@ class ResidentModels(Generic[ModelT]):
                 log.info("the model %s is served now", name)
         except DragomanError as reason:
             log.error("the model %s cannot be loaded: %s", name, reason.message)
-            self._errors[name] = reason.message
-            error = LoadFailed(reason.message)
+            shown = self._errors[name] = without_paths(reason.message, load.source.source)
+            error = LoadFailed(shown)
             await self._bring_back(previous)
         except Exception:
             log.exception("the model %s cannot be loaded", name)
