@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from dragoman.cluster.answer import ELSEWHERE, INTERNAL, PREFIX, ClientAnswer, Frames, head_of, rest_of
+from dragoman.cluster.answer import ClientAnswer, Frames, rest_of
+from dragoman.cluster.answer_relay import AnswerRelay
 from dragoman.cluster.attempts import Attempts, NotOnReplica, ReplicaDeclined
 from dragoman.cluster.changes import Change, Changes, ChangingOperations
 from dragoman.cluster.counts import IngressCounts
@@ -30,7 +31,6 @@ from dragoman.dialects.api import Dialect
 from dragoman.server.body import read_body
 from dragoman.server.body_budget import BodyBudget
 from dragoman.server.middleware import CROWDED, request_id_of
-from dragoman.server.relay import BODY_FRAME, CUT_FRAME, END_FRAME, HEAD_FRAME, JOURNAL_FRAME
 from dragoman.server.scope_reader import PROXIED_PREFIX
 from dragoman.serving.settings import WorkSettings
 from dragoman.serving.worker_pool import WorkerPools
@@ -273,8 +273,18 @@ class Ingress:
         """
         headers, body = running.begin(self._secret)
         connection, first = await self._started(replica, running, headers, body)
+        is_about_stored = self._stored.is_about(running.target)
         try:
-            await self._pass_on(connection, first, running, answer, replica, text, lost_at)
+            relay = AnswerRelay(
+                connection,
+                running,
+                answer,
+                self.counts,
+                lost_at=lost_at,
+                learn_names=partial(self._replicas.learn, replica, text),
+                learn_ids=partial(self._stored.learn_from, replica=replica.name) if is_about_stored else None,
+            )
+            await relay.pass_on(first)
         except Changed:
             raise GenerationFailed(
                 "The replica of this request was lost, and another one answers differently: it cannot be continued."
@@ -332,79 +342,6 @@ class Ingress:
         except ReplicaLost:
             return False
         return True
-
-    async def _pass_on(
-        self,
-        connection: ReplicaConnection,
-        item: tuple[int, bytes],
-        running: RunningRequest,
-        answer: ClientAnswer,
-        replica: Replica,
-        text: PromptText,
-        lost_at: float,
-    ) -> None:
-        head_held: tuple[int, list[tuple[bytes, bytes]]] | None = None
-        has_head, is_first = False, True
-        is_stored = self._stored.is_about(running.target)
-        while True:
-            kind, payload = item
-            if kind == BODY_FRAME:
-                if not has_head:
-                    raise ReplicaLost("it answered without a head")
-                data = running.new_part(payload)
-                if data:
-                    if is_first and is_stored:
-                        self._stored.learn_from(data, replica.name)
-                    is_first = False
-                    if head_held is not None:
-                        running.head, head_held = head_held, None
-                        await answer.start(*running.head)
-                    if lost_at:
-                        self.counts.pause(asyncio.get_running_loop().time() - lost_at)
-                        lost_at = 0.0
-                    await answer.part(data)
-            elif kind == JOURNAL_FRAME:
-                running.record(payload)
-            elif kind == HEAD_FRAME:
-                status, headers = head_of(payload)
-                has_head = True
-                if status == 503 or (status == 429 and (lost_at or running.entries)):
-                    raise ReplicaDeclined(await rest_of(connection, item))
-                # Of what has been computed the client gets the answer.
-                may_be_elsewhere = running.head is None and (status >= 400 or running.method == "GET")
-                if may_be_elsewhere and any(name == ELSEWHERE for name, _ in headers):
-                    raise NotOnReplica(await rest_of(connection, item))
-                names = next((value for name, value in headers if name == PREFIX), b"")
-                headers = [(name, value) for name, value in headers if name not in INTERNAL]
-                if names:
-                    self._replicas.learn(replica, text, names.decode("latin-1"))
-                if running.head is not None:
-                    running.check_head(status, headers)
-                else:
-                    kind_of = next((value for name, value in headers if name == b"content-type"), b"")
-                    running.is_events = kind_of.startswith(b"text/event-stream")
-                    if any(name == b"content-length" for name, _ in headers):
-                        # A whole answer: its client gets nothing of it before it is there.
-                        head_held = status, headers
-                    else:
-                        running.head = status, headers
-                        await answer.start(status, headers)
-            elif kind == END_FRAME:
-                if not has_head:
-                    raise ReplicaLost("it answered without a head")
-                if running.is_repeating:
-                    raise Changed
-                if head_held is not None:
-                    running.head = head_held
-                    await answer.start(*head_held)
-                await answer.end()
-                with contextlib.suppress(ReplicaLost):
-                    await connection.next_frame() if not connection.is_complete else None
-                return
-            elif kind == CUT_FRAME:
-                answer.cut()
-                return
-            item = await connection.next_frame()
 
     async def _fail(self, answer: ClientAnswer, scope: Scope, body: bytes | None, error: DragomanError) -> None:
         """End the answer with an error, in the words of its dialect."""
