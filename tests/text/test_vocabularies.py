@@ -151,8 +151,19 @@ def test_added_tokens_take_the_place_of_reserved_pieces_and_follow_the_others(lo
     assert tokenizer.eos_ids == (len(reserved),)
     assert tokenizer.is_special(len(SMALL))
     assert not {"[UNUSED_1]", "<|im_start|>"} & set(spelled(tokenizer, "[UNUSED_1]<|im_start|>", parse_special=False))
-    older = load_file("tokenizer.model", model(SMALL))
-    assert older.vocab_size == len(SMALL)
+
+
+@pytest.mark.parametrize("name", ["merges", "plain", "unigram"])
+def test_added_tokens_are_found_in_the_text_as_it_is_written(load_file: Load, tmp_path: Path, name: str) -> None:
+    data = (MODELS / f"{name}.model").read_bytes()
+    count = load_file("tokenizer.model", data).vocab_size
+    added = {str(count): token("<tool>", normalized=True, special=False)}
+    tokenizer = load_file("tokenizer.model", data, added_tokens_decoder=added)
+    assert spelled(tokenizer, "a<tool>a").count("<tool>") == 1
+    assert not tokenizer.is_special(count)
+    (tmp_path / "tokenizer_config.json").unlink()  # as older folders have it
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<tool>": count}))
+    assert Tokenizer.load(tmp_path).encode("a<tool>a") == tokenizer.encode("a<tool>a")
 
 
 def test_symbols_of_users_are_found_where_spaces_are_marks(load_file: Load) -> None:

@@ -78,6 +78,8 @@ def read_tokenizer_files(folder: Path) -> TokenizerFiles:
     tokens = _named_tokens(named)
     special_tokens = {name: text for name, token in tokens.items() if (text := token_text(token))}
     try:
+        if vocabulary.finds_added_as_written:
+            declared = {token_id: {**token, "normalized": False} for token_id, token in declared.items()}
         _add_declared_tokens(pipeline, declared)
         others = named.get("additional_special_tokens") or named.get("extra_special_tokens") or ()
         extra = others if isinstance(others, list) else ()

@@ -61,6 +61,8 @@ class Vocabulary(NamedTuple):
         names: special tokens of the class by their names, for folders that do not name them.
         before, after: special tokens around a text. joint: between two texts; None: those after and before a text.
         second_type: type of the second text's tokens.
+        finds_added_as_written: added tokens are looked for in a text before it is rewritten, whatever their settings
+            say, as SentencePiece's classes do: rewritten, each of them would begin with a space.
     """
 
     pipeline: Tokenizer
@@ -69,6 +71,7 @@ class Vocabulary(NamedTuple):
     after: tuple[str, ...] = ()
     joint: tuple[str, ...] | None = None
     second_type: int = 0
+    finds_added_as_written: bool = False
 
     def surrounded(self, settings: FolderSettings, *, adds_bos: bool, adds_eos: bool) -> Vocabulary:
         """Return it with BOS and EOS around a text where the settings say so; where they do not, as given here."""

@@ -56,10 +56,11 @@ def read_sentencepiece(path: Path, data: bytes, settings: FolderSettings) -> Voc
     _set_spaces(path, pipeline, model, settings)
     if settings.kind in _ENCODERS:
         _add_extra_ids(pipeline, settings)
+    found = Vocabulary(pipeline, names, finds_added_as_written=True)
     if settings.kind in _SHIFTED:
-        return Vocabulary(pipeline, names, ("<s>",), ("</s>",), joint=("</s>", "</s>"))
+        return found._replace(before=("<s>",), after=("</s>",), joint=("</s>", "</s>"))
     encodes = settings.kind in _ENCODERS
-    return Vocabulary(pipeline, names).surrounded(settings, adds_bos=not encodes, adds_eos=encodes)
+    return found.surrounded(settings, adds_bos=not encodes, adds_eos=encodes)
 
 
 def _shifted(path: Path, model: SentencePieceModel) -> SentencePieceModel:
