@@ -133,6 +133,41 @@ def test_what_a_folder_may_not_set_are_options() -> None:
     assert cli.configurable().keys() >= configuration.NOT_FROM_FOLDERS
 
 
+SENSITIVE = re.compile(
+    r"(^|_)(addr(ess)?|connect|endpoint|engine|hosts?|keys?|origins?|ports?|proxy|record|secret|token|url)(_|$)"
+)
+"""Words in the names of options that open something, grant it, or send texts elsewhere."""
+
+HARMLESS = {
+    "engine_give_up_s": "when the server ends",
+    "engine_model": "of the servers that --engine names",
+    "engine_priorities": "of the same",
+    "lenient_token_budget": "of an answer's tokens",
+    "master_addr": "no effect",
+    "master_port": "no effect",
+    "record_bytes": "a bound",
+    "record_requests": "which of them, where --record names a folder",
+}
+
+
+def test_options_that_grant_access_or_send_texts_elsewhere_are_not_a_folders() -> None:
+    found = {name for name in cli.configurable() if SENSITIVE.search(name)}
+    assert found - configuration.NOT_FROM_FOLDERS <= HARMLESS.keys()
+
+
+@pytest.mark.parametrize(
+    "line",
+    ['engine = ["vllm=http://evil.example"]', 'ollama_origins = ["*"]', "kv_events = true", 'image_hosts = ["*"]'],
+)
+def test_file_of_the_folder_sends_nothing_elsewhere_and_lets_nobody_in(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("dragoman.toml").write_text(f"{line}\n")
+    with pytest.raises(DragomanError, match=rf"\./dragoman\.toml sets {line.split()[0]}"):
+        configuration.load(None, cli.configurable())
+
+
 def test_the_file_is_named_where_there_is_one(kitchen, capsys: pytest.CaptureFixture[str]) -> None:
     line, _ = kitchen
     assert "options are read from" not in CliRunner().invoke(line.typer, ["boil"]).output

@@ -21,16 +21,28 @@ NOT_FROM_FOLDERS = frozenset(
     (
         "aip_predict_route",
         "allow_host",
+        "allow_priority",
         "api_key",
         "api_key_file",
         "chat_template",
+        "cluster_secret_file",
         "cors_allow_origin",
         "cors_origin",
+        "derived_models",
         "dialect",
+        "engine",
+        "engine_api_key",
         "host",
         "hostname",
+        "huggingface_hub_cache",
+        "image_hosts",
         "insecure",
         "insecure_predict",
+        "kv_events",
+        "kv_events_connect",
+        "kv_events_endpoint",
+        "kv_events_replay",
+        "llamacpp_origins",
         "locallab_cors_origins",
         "locallab_folder",
         "locallab_instructions",
@@ -41,11 +53,20 @@ NOT_FROM_FOLDERS = frozenset(
         "ngrok_edge",
         "ngrok_token",
         "octoai_prompt_log",
+        "offer_downloads",
+        "ollama_load",
+        "ollama_origins",
         "otlp_endpoint",
         "port",
+        "prefix_cache_folder",
         "prometheus_port",
         "proxy_header",
         "public",
+        "ray_address",
+        "record",
+        "record_text",
+        "replica_option",
+        "request_loads",
         "share_prefix_cache",
         "state_dir",
         "tls_cert",
@@ -57,11 +78,12 @@ NOT_FROM_FOLDERS = frozenset(
         "uds",
         "uds_mode",
         "url",
+        "weights_cache_override",
     )
 )
 """Options that the file of a folder, ./dragoman.toml, may not set: those that open ports, grant access, send keys
 and texts elsewhere, or set where they are stored. Another user may have written that file. ``dialect``: TGI's asks
-for no key, and Friendli's opens a port for its metrics."""
+for no key, and Friendli's opens a port for its metrics. ``replica_option`` would set any other."""
 
 
 PREFIX = "DRAGOMAN_"

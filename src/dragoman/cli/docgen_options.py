@@ -27,7 +27,7 @@ The command line wins over the variable, the variable over the file, the file ov
 table; a key that is no option, or a value of another type, is refused by name. In variables `yes` and `on` are true,
 `no` and `off` false, as `1` and `0` are. Each command names the file that it
 read, unless the user did. Somebody else may have written the file of a folder: `./dragoman.toml` sets no address, port,
-key or certificate, does not say who may come in, and sends nothing elsewhere (`host`, `url`, `insecure`, `dialect` …),
+key or certificate, does not say who may come in, and sends nothing elsewhere (`host`, `url`, `engine`, `dialect` …),
 unless `--config` names it.
 
 `--help` (`-h`) shows the options that most users want, `--help-all` every one; a model may be given as an argument
