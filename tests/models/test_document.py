@@ -36,6 +36,11 @@ _ELSEWHERE = (
         "audio_token_index",
         "alignment_intermediate_size",
         "high_res_vision_config",
+        "projector_hidden_size",
+        "spatial_target_layers",
+        "qformer_config",
+        "deepstack_layer_map",
+        "downsample_rate",
     }
     | {
         f"{place}_token_{kind}"

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from newer_variants import UNMADE
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 from small_models import VARIANTS, Config, make_folder, prompt, run_greedy, run_rows
+from text_part_variants import UNMADE
 from transformers_reference import assert_close, load_reference, reference_confirms
 
 from dragoman import models
@@ -110,6 +110,11 @@ def phi4_multimodal(tensors: Tensors, config: Config) -> Tensors:
     }
 
 
+def nemotron_omni(tensors: Tensors, config: Config) -> Tensors:
+    others = {"vision_model.radio_model.a.weight": np.ones((4, 4), np.float32), "mlp1.0.weight": np.ones(4, np.float32)}
+    return {f"language_model.{name}": tensor for name, tensor in tensors.items()} | others
+
+
 def minicpm(tensors: Tensors, config: Config) -> Tensors:
     return tensors
 
@@ -129,6 +134,7 @@ CASES: dict[str, tuple[Config, Callable[[Tensors, Config], Tensors]]] = {
         minicpm,
     ),
     "phi4-multimodal": (VARIANTS["phi3"], phi4_multimodal),
+    "nemotron-omni": (VARIANTS["nemotron-h"], nemotron_omni),
     "mimo": (VARIANTS["qwen2"], mimo),
     "ling": (_GLM | {"num_hidden_layers": 2}, ling),
 }
@@ -143,7 +149,7 @@ def test_published_names_have_the_numbers_of_a_known_decoder(name: str, tmp_path
     save_file(change(load_file(file), theirs_config), file)
     (folder / "config.json").write_text(json.dumps(UNMADE[name]))
     ours = models.load(folder, SETTINGS)
-    ids = prompt(UNMADE[name]["vocab_size"])
+    ids = prompt(theirs_config["vocab_size"])
     expected = reference_confirms(theirs, ids, run_greedy(ours, ids, 64))
     assert_close(run_rows(ours, ids), expected, 1e-4)
 

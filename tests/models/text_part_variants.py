@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hybrid_variants import HYBRIDS
 from latent_variants import LATENT
 from newer_variants import NEWER
 from newer_variants import UNMADE as UNMADE_DECODERS
@@ -191,6 +192,82 @@ TEXT_PARTS: dict[str, Config] = {
         _QWEN_TOWER | {"deepstack_visual_indexes": [0], "num_position_embeddings": 4},
         audio_config=_HEARING | {"output_dim": 64, "downsample_hidden_size": 8},
     ),
+    "minicpm-v-4.7": _whole(
+        "MiniCPMV4_7ForConditionalGeneration",
+        "minicpmv4_7",
+        MADE_BY_TRANSFORMERS["qwen3.5"],
+        _SIGLIP | {"image_size": 56},
+        insert_layer_id=0,
+        image_token_id=130,
+        video_token_id=129,
+    ),
+    "lfm3-vl": _whole(
+        "Lfm3VlForConditionalGeneration",
+        "lfm3_vl",
+        family_config("", "lfm3", head_dim=24, sliding_window=20)
+        | {"num_hidden_layers": 4, "layer_types": ["conv", "sliding_attention", "conv", "full_attention"]},
+        {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        | {"num_key_value_heads": 1},
+        tie_word_embeddings=True,
+        projector_hidden_size=16,
+        image_token_id=130,
+        video_token_id=129,
+    ),
+    "granite4-vision": _whole(
+        "Granite4VisionForConditionalGeneration",
+        "granite4_vision",
+        MADE_BY_TRANSFORMERS["granite"] | {"model_type": "granite4_vision_text"},
+        _SIGLIP | {"model_type": "siglip_vision_model", "hidden_size": 64},
+        image_token_index=130,
+        downsample_rate="1/2",
+        deepstack_layer_map=[[0, 1]],
+        spatial_target_layers=[0, 1, 1, 2],
+        qformer_config={"num_hidden_layers": 1, "intermediate_size": 16, "model_type": "blip_2_qformer"},
+    ),
+    "granite-docling": _whole(
+        "GraniteDoclingForConditionalGeneration",
+        "granite_docling",
+        MADE_BY_TRANSFORMERS["granite"] | {"model_type": "granite_docling_text", "logits_scaling": 3.0},
+        _SIGLIP | {"image_size": 56, "scale_factor": 2, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        image_token_id=130,
+    ),
+    "hyperclova-x-vision": _whole(
+        "HyperCLOVAXVisionV2ForConditionalGeneration",
+        "hyperclovax_vision_v2",
+        family_config("", "hyperclovax", logits_scaling=0.3, residual_multiplier=0.5),
+        _QWEN_TOWER | {"model_type": "qwen2_5_vl_vision", "fullatt_block_indexes": [0]},
+        image_token_id=130,
+        video_token_id=129,
+    ),
+    "glm-ocr": _whole(
+        "GlmOcrForConditionalGeneration",
+        "glm_ocr",
+        _LLAMA
+        | {"model_type": "glm_ocr_text", "head_dim": 24}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 4, 4]}},
+        _QWEN_TOWER,
+    ),
+    "paddleocr-vl": _whole(
+        "PaddleOCRVLForConditionalGeneration",
+        "paddleocr_vl",
+        _LLAMA
+        | {"model_type": "paddleocr_vl_text", "head_dim": 24, "use_bias": True, "rms_norm_eps": 1e-6}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 4, 4]}},
+        _SIGLIP | {"spatial_merge_size": 1},
+        image_token_id=130,
+        video_token_id=129,
+        vision_start_token_id=128,
+        vision_end_token_id=127,
+    ),
+    "hunyuan-vl": _whole(
+        "HunYuanVLForConditionalGeneration",
+        "hunyuan_vl",
+        _LLAMA
+        | {"model_type": "hunyuan_vl_text", "head_dim": 24}
+        | {"rope_scaling": {"type": "xdrope", "alpha": 50.0, "factor": 1.0, "xdrope_section": [3, 3, 3, 3]}},
+        _SIGLIP | {"out_hidden_size": 64},
+        image_token_id=130,
+    ),
 }
 
 WHOLES: dict[str, Config] = {
@@ -205,6 +282,11 @@ WHOLES: dict[str, Config] = {
         "thinker_config": {key: value for key, value in TEXT_PARTS["qwen3-omni"].items() if key != "architectures"},
     },
 }
+NEMOTRON_OMNI: Config = {
+    "architectures": ["NemotronH_Nano_VL_V2"],
+    "model_type": "NemotronH_Nano_VL_V2",
+    "llm_config": {key: value for key, value in HYBRIDS["nemotron-h"].items() if key != "architectures"},
+}
 """Models of which transformers computes logits only within."""
 
-UNMADE = UNMADE_DECODERS | WHOLES
+UNMADE = UNMADE_DECODERS | WHOLES | {"nemotron-omni": NEMOTRON_OMNI}

@@ -15,14 +15,20 @@ Config = dict[str, Any]
 # AutoModelForCausalLM has no such model, or its text alone.
 _ONLY_WITH_IMAGES = {"mistral3", "llama4", "gemma4", "gemma4_unified", "exaone4_5", "glm4v", "glm46v", "glm4v_moe"}
 _ONLY_WITH_IMAGES |= {"kimi_k25", "minicpmv4_6", "aya_vision", "cohere2_vision", "llava_onevision", "ovis2"}
-_ONLY_WITH_IMAGES |= {"deepseek_vl", "deepseek_vl_hybrid", "lighton_ocr"}
+_ONLY_WITH_IMAGES |= {
+    "minicpmv4_7",
+    "lfm3_vl",
+    "granite4_vision",
+    "granite_docling",
+    "hyperclovax_vision_v2",
+    "glm_ocr",
+}
+_ONLY_WITH_IMAGES |= {"paddleocr_vl", "hunyuan_vl", "deepseek_vl", "deepseek_vl_hybrid", "lighton_ocr"}
 _WITHOUT_AUTO_CLASS = {"mistral4", "qwen2_audio", "voxtral", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 _LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 _LEARNED_FACTOR = "layer_scalar"
 _STORED_BUFFERS = (*_LEARNED_BUFFERS, _LEARNED_FACTOR, "act_fn.beta", "act_fn.eps")
-_UNCOUNTED = re.compile(
-    "vision|visual|audio|multi_modal_projector|mm_projector|merger|indexer|aligner|image_newline|global_attn_pool"
-)
+_UNCOUNTED = re.compile("vision|visual|audio|projector|merger|indexer|aligner|image_newline|global_attn_pool")
 _UNSCALED_SCORES = ("gemma3n", "gemma4")  # what other models divide scores by is in their trained norms of queries
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -64,9 +70,12 @@ def parameter_count(config: Config) -> int:
             * config["expert_ffn_hidden_size"]
             * config["hidden_size"]
         )
-    if config["model_type"] == "lfm3":  # a head's gate is stored in one row, and packed in as many as the head has
+    if config["model_type"] in (
+        "lfm3",
+        "lfm3_vl",
+    ):  # a head's gate is stored in one row, and packed in as many as the head has
         gates = sum(p.numel() for name, p in numbers if name.endswith("self_attn.g_proj.weight"))
-        count += gates * (model.config.head_dim - 1)
+        count += gates * (model.config.get_text_config().head_dim - 1)
     if config["model_type"] == "mllama":  # layers and rows of the embedding that read images
         text = config["text_config"]
         crossed = re.compile(rf"model\.layers\.({'|'.join(map(str, text['cross_attention_layers']))})\.")

@@ -43,7 +43,7 @@ _MTP = HeadNames(
     feeds_normed=True,
 )
 # Positions of images, which text does not have.
-_IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved")
+_IMAGE_POSITIONS = ("mrope_section", "mrope_interleaved", "xdrope_section")
 _DEFAULTS = {"num_key_value_heads": 4, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6}
 
 
