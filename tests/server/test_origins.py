@@ -14,9 +14,10 @@ from stub_runtime import DIALECTS, QUICK, LocalServer
 from toy_dialect import ECHOING, OPEN_TO_ALL, toy
 
 from dragoman.core.errors import DragomanError, Forbidden
+from dragoman.dialects import REGISTRY, made_dialects
 from dragoman.dialects.api import Cors, Dialect, Operation
 from dragoman.server.app import create_app
-from dragoman.server.cors import OriginPolicy, Standing, page_headers
+from dragoman.server.cors import OriginPolicy, Standing, check_dialects, page_headers
 from dragoman.server.key_file import hashed
 from dragoman.server.keys import Keyring
 from dragoman.server.origin_patterns import host_pattern, origin_pattern
@@ -168,6 +169,21 @@ def test_patterns_of_origins(pattern: str, origin: str, fits: bool) -> None:
 def test_what_is_no_origin_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(DragomanError, match="--cors-origin"):
         origin_pattern(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "option"),
+    [
+        ("ollama", "ollama_origins", "--ollama-origins"),
+        ("llamacpp", "llamacpp_origins", "--llamacpp-origins"),
+        ("locallab", "locallab_cors_origins", "--locallab-cors-origins"),
+        ("tgi", "cors_allow_origin", "--cors-allow-origin"),
+    ],
+)
+def test_what_is_no_origin_is_refused_by_the_option_that_it_was_given_to(name: str, setting: str, option: str) -> None:
+    (settings_type,) = (each.settings_type for each in REGISTRY if each.name == name)
+    with pytest.raises(DragomanError, match=f"^{option} '': an origin is a scheme and a host"):
+        check_dialects(made_dialects({name: settings_type(**{setting: ("",)})}))
 
 
 def standing(policy: OriginPolicy, cors: Cors | None = None, **headers: str) -> Standing:

@@ -358,7 +358,8 @@ class Cors(msgspec.Struct, frozen=True, kw_only=True):
     choice, ``--cors-origin``, for all dialects.
 
     Attributes:
-        origins: patterns of origins that the operator allows for this dialect alone.
+        origins: patterns of origins that the operator allows for this dialect alone. origins_option: the option that
+            names them.
         any_origin: the contract lets pages of any origin call. That is followed where the server asks for API keys and
             the operator names no origins.
         credentials: pages of origins that the operator has named may send cookies along.
@@ -370,6 +371,7 @@ class Cors(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     origins: tuple[str, ...] = ()
+    origins_option: str = "--cors-origin"
     any_origin: bool = False
     credentials: bool = False
     methods: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from dragoman.server.accounts import Accounts
 from dragoman.server.app_context import AppContext, chosen_dialect, in_precedence, named_in_metrics
 from dragoman.server.bandwidth import MemoryBandwidth
 from dragoman.server.body_budget import BodyBudget
-from dragoman.server.cors import OriginPolicy, page_headers
+from dragoman.server.cors import OriginPolicy, check_dialects, page_headers
 from dragoman.server.exchange import error_answer
 from dragoman.server.explain import Explainer
 from dragoman.server.health import probes, scrape
@@ -123,8 +123,7 @@ def create_app(
     )
     explainer.set_routes([each for each in bare if each.name != own.name], endpoints_by_path(prefixed, bare))
     origins = OriginPolicy(browsers, bound_host=settings.host, has_keys=bool(keys))
-    for dialect in dialects:
-        origins.check_dialect(dialect.cors)
+    check_dialects(dialects)
     pools = pools or WorkerPools(WorkSettings())
     accounts, bodies = accounts or Accounts(), bodies or BodyBudget()
     kept_answers = kept_answers or KeptAnswers()

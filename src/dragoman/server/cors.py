@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from dragoman.core.errors import Forbidden
-from dragoman.dialects.api import IDEMPOTENCY_KEY, REPLAY_HEADERS, Cors
+from dragoman.dialects.api import IDEMPOTENCY_KEY, REPLAY_HEADERS, Cors, Dialect
 from dragoman.server.origin_patterns import DEFAULT_PORTS, host_pattern, origin_pattern
 from dragoman.server.settings import BrowserSettings
 
@@ -74,6 +74,14 @@ def page_headers(headers: Iterable[tuple[bytes, bytes]]) -> PageHeaders:
     return PageHeaders(host, origin, fetch_site)
 
 
+def check_dialects(dialects: Iterable[Dialect]) -> None:
+    """Raise DragomanError for an invalid pattern among the dialects' own."""
+    for dialect in dialects:
+        if (cors := dialect.cors) is not None:
+            for text in cors.origins:
+                origin_pattern(text, cors.origins_option)
+
+
 class OriginPolicy:
     """The operator's rules for pages, for all dialects.
 
@@ -93,11 +101,6 @@ class OriginPolicy:
         # A cache bound to the instance, and freed with it.
         self._is_known_host: Callable[[bytes], bool] = lru_cache(REMEMBERED)(self._find_host)
         self._standing: Callable[[PageHeaders, Cors | None], Standing] = lru_cache(REMEMBERED)(self._find_standing)
-
-    def check_dialect(self, cors: Cors | None) -> None:
-        """Raise DragomanError for an invalid pattern among a dialect's own."""
-        for text in cors.origins if cors is not None else ():
-            origin_pattern(text)
 
     def check_host(self, page: PageHeaders) -> None:
         """Raise Forbidden for a request to a name that is not this server's, where names are checked.

@@ -39,6 +39,7 @@ from dragoman.server.body_budget import BodyBudget
 from dragoman.server.connection import Connection
 from dragoman.server.connection_context import connection_context
 from dragoman.server.connections import Connections
+from dragoman.server.cors import check_dialects
 from dragoman.server.freed_memory import return_freed_memory, return_freed_memory_soon, return_large_blocks
 from dragoman.server.idempotency import KeptAnswers
 from dragoman.server.keys import Keyring
@@ -159,7 +160,9 @@ async def serve(
     accounts = accounts or Accounts()
     reloads = reloads or Reloads()
     dialects = made_dialects() if dialects is None else dialects
-    named_in_metrics(dialects, settings)  # an unknown name ends the start before the model is loaded
+    # An unknown name, or what is no origin, ends the start before the model is loaded.
+    named_in_metrics(dialects, settings)
+    check_dialects(dialects)
     # Bound before the engine starts, so that a taken port is known at once; but no client can connect before it
     # listens.
     if keys.has_file:

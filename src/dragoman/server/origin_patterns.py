@@ -28,18 +28,18 @@ def check_settings(settings: BrowserSettings) -> None:
 
 
 @lru_cache(1024)
-def origin_pattern(text: str) -> re.Pattern[str]:
+def origin_pattern(text: str, option: str = "--cors-origin") -> re.Pattern[str]:
     """Return a regular expression for the origins of a pattern such as ``https://*.example.org`` or
     ``http://localhost:*``.
 
-    Raises DragomanError for an invalid pattern.
+    Raises DragomanError for an invalid pattern, which names the ``option``.
     """
     if text in ("*", "null"):
         return re.compile(".*" if text == "*" else "null")
     match = _ORIGIN_PATTERN.fullmatch(text.lower())
     if match is None:
         raise DragomanError(
-            f"--cors-origin {text}: an origin is a scheme and a host, and a port where it is not the scheme's own, "
+            f"{option} {text!r}: an origin is a scheme and a host, and a port where it is not the scheme's own, "
             "with nothing behind them: https://example.org, https://*.example.org, http://localhost:*, app://*, or *"
         )
     port = match["port"] or ""

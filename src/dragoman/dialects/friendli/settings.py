@@ -20,6 +20,6 @@ class FriendliSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL = "Friendli"
 
-    friendli_team: tuple[str, ...] = ()
+    friendli_team: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     friendli_max_n: Annotated[int, Meta(ge=1, le=2048)] = 128
     friendli_parse_reasoning: bool = False

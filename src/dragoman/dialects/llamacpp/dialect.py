@@ -37,7 +37,7 @@ def make(settings: LlamaCppSettings) -> Dialect:
         operations=(*_generating(), *_pooling(), *_introspection(), *_loading(), *_not_served()),
         model_choice="body",
         render_error=render_error,
-        cors=Cors(origins=(*LOCAL_ORIGINS, *settings.llamacpp_origins)),
+        cors=Cors(origins=(*LOCAL_ORIGINS, *settings.llamacpp_origins), origins_option="--llamacpp-origins"),
         key_headers=("x-api-key",),
         keep_alive=routes.COMMENT,
         stream_error=lambda error: b"".join(fault(error)),

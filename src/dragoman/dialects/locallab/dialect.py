@@ -36,6 +36,7 @@ def make(settings: LocalLabSettings) -> Dialect:
         render_error=render_error,
         cors=Cors(
             origins=settings.locallab_cors_origins,
+            origins_option="--locallab-cors-origins",
             any_origin=True,
             credentials=True,
             max_age_s=600,

@@ -52,7 +52,9 @@ def make(settings: OllamaSettings) -> Dialect:
         ),
         model_choice="handler",
         render_error=render_error,
-        cors=Cors(origins=(*LOCAL_ORIGINS, *settings.ollama_origins), headers=HEADERS),
+        cors=Cors(
+            origins=(*LOCAL_ORIGINS, *settings.ollama_origins), origins_option="--ollama-origins", headers=HEADERS
+        ),
     )
 
 

@@ -42,6 +42,7 @@ def make(settings: TgiSettings) -> Dialect:
         render_error=render_error,
         cors=Cors(
             origins=settings.cors_allow_origin,
+            origins_option="--cors-allow-origin",
             any_origin=True,
             methods=("GET", "POST"),
             headers=("content-type", "authorization"),
