@@ -45,6 +45,7 @@ _LFM3 = family_config(
     layer_types=["conv", "sliding_attention", "conv", "full_attention"],
     sliding_window=20,
 )
+_COHERE2_MOE = family_config("Cohere2MoeForCausalLM", "cohere2_moe", head_dim=24, num_experts=6, sliding_window=20)
 
 NEWCOMERS: dict[str, Config] = {
     "nemotron": _NEMOTRON,
@@ -76,6 +77,14 @@ NEWCOMERS: dict[str, Config] = {
     | {"use_sandwich_norm": False, "conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
     | {"rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 500.0}}},
     "flint": _FLINT | {"layer_types": _SLIDING, "mlp_only_layers": [1], "shared_expert_intermediate_size": 50},
+    "cohere2-moe": _COHERE2_MOE
+    | {"num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 50, "logit_scale": 0.3},
+    "cohere2-moe-options": _COHERE2_MOE
+    | {"num_shared_experts": 1, "shared_expert_combination_strategy": "sum", "expert_selection_fn": "sigmoid"}
+    | {"rms_norm_eps": 1e-6, "mlp_layer_types": ["sparse", "dense", "sparse"], "layer_types": _SLIDING},
+    "cohere2-moe-sigmoids": _COHERE2_MOE
+    | {"expert_selection_fn": "sigmoid", "norm_topk_prob": False, "sliding_window_pattern": 2, "hidden_act": "gelu"}
+    | {"first_k_dense_replace": 2, "prefix_dense_sliding_window_pattern": 2},
 } | TEXT_PARTS
 
 RARELY_JUDGED = NEWCOMERS.keys() - {"afmoe", "granite-swa", "lfm3", "nemotron"}

@@ -277,9 +277,10 @@ class NumpyDecoder:
         if experts.identities:
             y = y + weights[:, experts.count :].sum(axis=1, keepdims=True) * x
         if not experts.shared:
-            return y
+            return y * np.float32(experts.out_factor)
         share = 1 / (1 + np.exp(-logits[:, selectable:])) if experts.shared_gated else np.float32(1)
-        return y + share * self.network(x, at + "shared_expert_in", at + "shared_expert_out")
+        y = y + share * self.network(x, at + "shared_expert_in", at + "shared_expert_out")
+        return y * np.float32(experts.out_factor)
 
     def expert(self, x: Array, weight: Array, inward: str, outward: str) -> Array:
         experts = self.spec.experts

@@ -273,6 +273,8 @@ class Recorder:
         record_experts(self, layer, out, x, experts, accumulate=stream.branch is None)
         if experts.out_norm:
             self.norm(out, out, "expert_out_norm", layer)
+        if experts.out_factor != 1.0:
+            self.program.scale(out, experts.out_factor)
         if (bias := self.weights.bias("experts", layer)) is not None:
             self.program.add_positions(out, np.broadcast_to(bias, (self.context, self.spec.width)))  # the same at each
         self._finish_branch(layer, stream, "feed_forward_out")

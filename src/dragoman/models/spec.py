@@ -154,6 +154,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
         identities: further experts after the others, which have no matrices: their result is what goes in.
         delayed: layers have that network too, of the same input; experts join after the next layer (LongCat-Flash).
         out_norm: a norm of the result, the shared expert's included (A.X-K1). out_bias: a vector on it (NomicBERT).
+        out_factor: of it: a half is the mean of the shared expert's and of the others' (Command A+).
     """
 
     count: int
@@ -178,6 +179,7 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     delayed: bool = False
     out_norm: bool = False
     out_bias: bool = False
+    out_factor: float = 1.0
 
 
 class Latent(msgspec.Struct, frozen=True, kw_only=True):
@@ -399,9 +401,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def joins_directly(self) -> bool:
-        """Whether branches are added to the stream as they are made: experts are not, where they read or norm it."""
-        apart = self.block.norms == "joined" or (self.experts and self.experts.out_norm)
-        return self.block.joins_directly and not (self.experts and apart)
+        """Whether branches are added to the stream as they are made: experts are not, where they read or change it."""
+        experts = self.experts
+        apart = experts and (self.block.norms == "joined" or experts.out_norm or experts.out_factor != 1.0)
+        return self.block.joins_directly and not apart
 
     @property
     def encoder_stack(self) -> DecoderSpec:
