@@ -53,17 +53,18 @@ def _read_cohere2_moe(config: Config) -> DecoderSpec:
         windows = tuple(window if (layer + 1) % pattern else 0 for layer, pattern in patterns)
     inner, shared = config.size("intermediate_size"), config.count("num_shared_experts", 0)
     factors = {"average": 0.5, "sum": 1.0}
-    factor = config.choice("shared_expert_combination_strategy", "average", factors) if shared else 1.0
+    factor = config.choice("shared_expert_combination_strategy", "average", factors)
     scores = config.choice("expert_selection_fn", "softmax", {"softmax": "softmax", "sigmoid": "sigmoid"})
+    over_all = not config.flag("norm_topk_prob", True) and scores == "sigmoid"
     experts = Experts(
         count=config.size("num_local_experts", config.size("num_experts", 8)),
         active=config.size("num_experts_per_tok", 2),
         feed_forward=inner,
         scores=scores,
-        over_all=scores == "sigmoid" and not config.flag("norm_topk_prob", True),
+        over_all=over_all,
         shared=inner * shared,
         dense_layers=dense,
-        out_factor=factor,
+        out_factor=factor if shared else 1.0,
     )
     variant: dict[str, Any] = {"experts": checked(experts), "windows": windows}
     variant["feed_forward"] = config.size("prefix_dense_intermediate_size", inner)
