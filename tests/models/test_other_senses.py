@@ -13,6 +13,7 @@ from text_part_variants import WHOLES
 
 from dragoman import models
 from dragoman.core.errors import ModelError
+from dragoman.models import describe
 from dragoman.models.families import read_spec
 from dragoman.models.rope_config import with_scaling
 
@@ -31,6 +32,17 @@ def test_whole_omni_models_have_the_numbers_of_the_part_that_thinks(name: str, t
     save_file(thinker | others, file)
     (folder / "config.json").write_text(json.dumps(WHOLES[name]))
     assert (run_rows(models.load(folder, SETTINGS), ids) == expected).all()
+
+
+def test_the_end_of_a_text_may_be_declared_within(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, VARIANTS["qwen2-audio"])
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    text = VARIANTS["qwen2-audio"]["text_config"] | {"eos_token_id": [9, 8], "bos_token_id": 4}
+    config = VARIANTS["qwen2-audio"] | {"text_config": text, "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert (describe(folder).eos_token_ids, describe(folder).bos_token_id) == ((9, 8), 4)
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": 7}))
+    assert describe(folder).eos_token_ids == (7,)
 
 
 @pytest.mark.parametrize("part", ["thinker_config", "llm_config", "text_config"])

@@ -224,6 +224,8 @@ def _ends(described: ModelDescription, tokenizer: Tokenizer) -> dict[int, list[s
         value = _object(folder / name).get("eos_token_id")
         for token_id in value if isinstance(value, list) else [] if value is None else [value]:
             found.setdefault(token_id, []).append(name)
+    for token_id in described.eos_token_ids:  # that of the decoder within a model
+        found.setdefault(token_id, ["config.json"])
     if tokenizer.eos_id is not None:
         found.setdefault(tokenizer.eos_id, []).append("the tokenizer")
     return found

@@ -23,6 +23,9 @@ MOST |= dict.fromkeys(
 )
 _MOST_OTHERWISE = 2**31 - 1
 
+DECODER_PARTS = ("thinker_config", "text_config", "llm_config")
+"""Blocks that have the config of a decoder within that of a whole model; the first may have the second."""
+
 LARGEST_HEAD = 1024
 """Numbers in a head: the limit of the kernels."""
 
@@ -159,6 +162,14 @@ class Config:
         self.accessed.read.add(key)
         value = self.values.get(key)
         return default if value is None else value
+
+
+def decoder_config(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a model's decoder, which may be a part of the whole's."""
+    for part in DECODER_PARTS:
+        if isinstance(inner := values.get(part), dict):
+            return decoder_config(inner)
+    return values
 
 
 def token_ids(values: dict[str, Any], key: str) -> tuple[int, ...]:

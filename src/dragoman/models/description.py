@@ -17,7 +17,7 @@ from dragoman.core.errors import ModelError
 from dragoman.core.pooling import PoolingInfo
 from dragoman.models import gguf
 from dragoman.models.checkpoint import Checkpoint, widest
-from dragoman.models.config import LARGEST_HEAD, read_json, token_ids
+from dragoman.models.config import LARGEST_HEAD, decoder_config, read_json, token_ids
 from dragoman.models.families import FAMILIES, read_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.parameters import parameters, seeing
@@ -42,6 +42,8 @@ from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parameters import PREFIX as VISION_PREFIX
 from dragoman.models.vision.parameters import is_vision
 from dragoman.models.vision.readers import PREPROCESSOR_FILES, UNNAMED_IMAGE_TOKENS, preprocessor_of
+
+_TEXT_ENDS = ("eos_token_id", "bos_token_id")
 
 
 class ModelDescription(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,9 +227,9 @@ def _describe(source: Source, rope: Mapping[str, object] | None) -> ModelDescrip
     if rope is not None and not any(spec.ropes):
         raise ModelError(f"{folder}: the model has no rotary positions that could be scaled")
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
-    eos = token_ids(generation, "eos_token_id") or token_ids(config, "eos_token_id")
-    bos = token_ids(generation, "bos_token_id") or token_ids(config, "bos_token_id")
-    for key, ids in (("eos_token_id", eos), ("bos_token_id", bos)):
+    places = (generation, config, decoder_config(config))
+    eos, bos = (next(filter(None, (token_ids(place, key) for place in places)), ()) for key in _TEXT_ENDS)
+    for key, ids in zip(_TEXT_ENDS, (eos, bos), strict=True):
         if beyond := [i for i in ids if i >= spec.vocab_size]:
             file = "generation_config.json" if token_ids(generation, key) else "config.json"
             raise ModelError(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dragoman.core.errors import ModelError
-from dragoman.models.config import Config
+from dragoman.models.config import DECODER_PARTS, Config
 from dragoman.models.rope import Divided, Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Scaling, Yarn
 
 SCALINGS: dict[str, type[Scaling]] = {
@@ -22,8 +22,6 @@ SCALINGS: dict[str, type[Scaling]] = {
 _INERT_KEYS = {"rope_type", "type", "rope_theta", "finetuned"}
 # Keys whose 0 says as much as their absence, as transformers has it.
 _NONE_AT_ZERO = {"mscale", "mscale_all_dim"}
-_PARTS = ("thinker_config", "text_config", "llm_config")
-"""Blocks that have the config of a decoder within that of a whole model."""
 _FACTORS = {"short_factor", "long_factor", "divisors"}
 
 
@@ -117,7 +115,7 @@ def blocks_by_layer_type(config: Config) -> tuple[dict[str, Any], dict[str, Any]
 
 def with_scaling(config: dict[str, Any], scaling: Mapping[str, object]) -> dict[str, Any]:
     """Return a config with another rotary scaling; base frequencies and layers with windows are unchanged."""
-    for part in _PARTS:
+    for part in DECODER_PARTS:
         if isinstance(inner := config.get(part), dict):
             return {**config, part: with_scaling(inner, scaling)}
     newer = Config(config).block("rope_parameters")
