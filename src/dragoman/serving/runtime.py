@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from dragoman.core.adapters import Adapters
 from dragoman.core.caller import current_caller
-from dragoman.core.catalog import may_have_loaded
+from dragoman.core.catalog import CatalogEntry, may_have_loaded
 from dragoman.core.errors import EngineUnavailable, ModelNotFound
 from dragoman.core.events import GenerationEvent, GenerationResult, PromptToken
 from dragoman.core.explanation import Explanation
@@ -31,7 +31,7 @@ from dragoman.serving.batch_store import OFF as NO_FILES
 from dragoman.serving.batch_store import SqliteBatchStore
 from dragoman.serving.loaded_model import Engine, LoadedModel
 from dragoman.serving.memory_budget import MemoryBudget
-from dragoman.serving.model_loader import NO_SAMPLING, ModelLoader, OnBlocks
+from dragoman.serving.model_loader import NO_SAMPLING, ModelLoader, OnBlocks, Step
 from dragoman.serving.model_pool import ModelPool
 from dragoman.serving.model_registry import ModelRegistry, ModelSource, model_source
 from dragoman.serving.pool_loader import Progress
@@ -293,28 +293,18 @@ async def start_runtime(
     batch_store = SqliteBatchStore(batches, continuing.folder)
     pools = WorkerPools(work)
 
-    def on_step(before: EngineStats, after: EngineStats, dispatch_s: float) -> None:
-        admission.rate.observe(before, after)
-        if observers.step:
-            step = _step(before, after, dispatch_s)
-            for tell in observers.step:
-                tell(step)
-
     def on_failed(engine: Engine, reason: str) -> None:
         # The model before this one may still finish answers: without its engine these fail, and the server continues.
         newest = model_pool.newest
         if newest is not None and newest.engine is engine:
             runtime.fail(reason)
 
-    def model_names() -> Iterator[str]:
-        for entry in model_pool.entries():
-            yield entry.id
-            yield from entry.aliases
-
     first = _first_source(settings, worker)
-    models = ModelRegistry(catalog, first)
     lora = AdapterRegistry(
-        adapters, allow_downloads=catalog.offer_downloads, token=_hub_token(worker), model_names=model_names
+        adapters,
+        allow_downloads=catalog.offer_downloads,
+        token=_hub_token(worker),
+        model_names=lambda: _names_in(model_pool.entries()),
     )
     loader = ModelLoader(
         settings,
@@ -324,7 +314,7 @@ async def start_runtime(
         admission,
         kept,
         lora,
-        on_step=on_step,
+        on_step=_tells_steps(admission, observers),
         pools=pools,
         check_prompt=check_prompt,
         sampling=sampling,
@@ -337,7 +327,7 @@ async def start_runtime(
         memory_bytes=catalog.memory_bytes,
     )
     model_pool = ModelPool(
-        models,
+        ModelRegistry(catalog, first),
         loader,
         max_waiting=settings.max_waiting,
         budget=MemoryBudget(catalog.memory_bytes),
@@ -346,31 +336,54 @@ async def start_runtime(
         threads=worker.threads,
     )
     lora.check_first()
-    is_kept = "disk" in (continuing.continue_store, responses.responses_store, batches.files_store)
-    if is_kept and (reason := unusable(continuing.folder)):
-        log.warning("responses, files and cut generations cannot be kept: %s; --state-dir names a folder", reason)
-    offered = (("--models-folder", catalog.models_folder), ("--adapters-folder", adapters.adapters_folder))
-    for option, folder_name in offered:
-        if folder_name is not None and (reason := unreadable(expand_user(folder_name))):
-            log.warning("%s %s: %s; nothing is offered from there until it can be read", option, folder_name, reason)
+    if "disk" in (continuing.continue_store, responses.responses_store, batches.files_store):
+        _warn_of_unusable(continuing.folder)
+    _warn_of_unreadable("--models-folder", catalog.models_folder)
+    _warn_of_unreadable("--adapters-folder", adapters.adapters_folder)
     # Started at once, so that the number of threads does not grow with requests.
     pools.start()
     with _own_threads():
-        try:
-            await kept.open()
-            await stored.open()
-            await batch_store.open()
+        async with AsyncExitStack() as closing:  # the last one first
+            closing.callback(pools.close)
+            for store in (stored, kept, batch_store):
+                closing.push_async_callback(store.close)
+            closing.callback(loader.close)
+            closing.push_async_callback(model_pool.close)
+            for store in (kept, stored, batch_store):
+                await store.open()
             await model_pool.begin(first, progress)
             serving = ActiveModel(model_pool, admission, kept, stored, batch_store)
             runtime = Runtime(model_pool, loader, serving, observers, pools)
             yield runtime
-        finally:
-            await model_pool.close()
-            loader.close()
-            await batch_store.close()
-            await kept.close()
-            await stored.close()
-            pools.close()
+
+
+def _tells_steps(admission: Admission, observers: Observers) -> Step:
+    """Return what takes the counts of an engine before and after a step."""
+
+    def on_step(before: EngineStats, after: EngineStats, dispatch_s: float) -> None:
+        admission.rate.observe(before, after)
+        if observers.step:
+            step = _step(before, after, dispatch_s)
+            for tell in observers.step:
+                tell(step)
+
+    return on_step
+
+
+def _names_in(entries: Iterable[CatalogEntry]) -> Iterator[str]:
+    for entry in entries:
+        yield entry.id
+        yield from entry.aliases
+
+
+def _warn_of_unusable(state_folder: Path) -> None:
+    if reason := unusable(state_folder):
+        log.warning("responses, files and cut generations cannot be kept: %s; --state-dir names a folder", reason)
+
+
+def _warn_of_unreadable(option: str, folder: str | None) -> None:
+    if folder is not None and (reason := unreadable(expand_user(folder))):
+        log.warning("%s %s: %s; nothing is offered from there until it can be read", option, folder, reason)
 
 
 def _first_source(settings: ServingSettings, worker: WorkerSettings) -> ModelSource:
