@@ -152,6 +152,28 @@ async def _eight_long(load: Load, prompts: Prompts, effort: Effort) -> float | N
     return None
 
 
+def _after_prompt(tokens: int, times: int) -> Workload:
+    return Workload(
+        name=f"first-{tokens}",
+        title=f"first token after {tokens:,} tokens",
+        unit=Unit.TIME,
+        limit=lambda limits: limits.first_token_s(tokens),
+        measure=_first_token(tokens),
+        times=times,
+        tokens=tokens + 2,
+    )
+
+
+def _at_once(streams: int) -> Workload:
+    return Workload(
+        name=f"{streams}-streams",
+        title=f"{streams} streams, 128 + 128 tokens",
+        unit=Unit.RATE,
+        limit=lambda limits: limits.tokens_per_s(streams, 128, 128),
+        measure=_streams(streams),
+    )
+
+
 def workloads(effort: Effort) -> tuple[Workload, ...]:
     """All rows that are asked of a running server, in the order of the table."""
     return (
@@ -172,24 +194,8 @@ def workloads(effort: Effort) -> tuple[Workload, ...]:
             measure=_one_stream,
             times=effort.singles,
         ),
-        Workload(
-            name="first-512",
-            title="first token after 512 tokens",
-            unit=Unit.TIME,
-            limit=lambda limits: limits.first_token_s(512),
-            measure=_first_token(512),
-            times=effort.firsts,
-            tokens=514,
-        ),
-        Workload(
-            name="first-2048",
-            title="first token after 2,048 tokens",
-            unit=Unit.TIME,
-            limit=lambda limits: limits.first_token_s(2048),
-            measure=_first_token(2048),
-            times=effort.long_firsts,
-            tokens=2050,
-        ),
+        _after_prompt(512, effort.firsts),
+        _after_prompt(2048, effort.long_firsts),
         Workload(
             name="image",
             title=f"first token after an image of {IMAGE[0]:,} x {IMAGE[1]:,}",
@@ -200,20 +206,8 @@ def workloads(effort: Effort) -> tuple[Workload, ...]:
             tokens=2048,
             sees=True,
         ),
-        Workload(
-            name="8-streams",
-            title="8 streams, 128 + 128 tokens",
-            unit=Unit.RATE,
-            limit=lambda limits: limits.tokens_per_s(8, 128, 128),
-            measure=_streams(8),
-        ),
-        Workload(
-            name="32-streams",
-            title="32 streams, 128 + 128 tokens",
-            unit=Unit.RATE,
-            limit=lambda limits: limits.tokens_per_s(32, 128, 128),
-            measure=_streams(32),
-        ),
+        _at_once(8),
+        _at_once(32),
         Workload(
             name="prefix",
             title=f"{effort.prefixed} requests, {SHARED:,} shared + {OWN} own tokens, 16 out, {AT_ONCE} at a time",
