@@ -18,7 +18,7 @@ from dragoman.core.message_paths import without_paths
         ("/srv/my poems/b.json: is empty", "/srv/my poems", "b.json: is empty"),
         ("/srv/x.gguf: is cut", "/srv/x.gguf", "x.gguf: is cut"),
         (
-            "a.json is a link to /home/ann/b.json, which is gone",
+            "a.json is a link to /data/ann/b.json, which is gone",
             "/srv/poems",
             "a.json is a link to b.json, which is gone",
         ),
