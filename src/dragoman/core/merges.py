@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-MOST_STEPS = 1 << 30
+MOST_STEPS = 1 << 28
 """Sum of the squared lengths of all tokens: the largest vocabularies have a tenth of it."""
 
 

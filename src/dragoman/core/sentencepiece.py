@@ -50,10 +50,13 @@ def charsmap_problem(stored: bytes) -> str:
 def pattern_between(pieces: Iterable[str]) -> str | None:
     """Return the pattern of the places within these pieces at which a text is cut, so that none of them is found in it;
     None where there are none. A byte's are one alternative together."""
-    found = [piece for piece in pieces if len(piece) > 1]
-    others = [piece for piece in found if not _BYTE.fullmatch(piece)]
-    parts = [rf"(?<={re.escape(piece[0])})(?={re.escape(piece[1:])})" for piece in others]
-    parts += ["(?<=<)(?=0x[0-9A-F]{2}>)"] * (len(others) < len(found))
+    later: dict[str, dict[str, None]] = {}
+    for piece in pieces:
+        if len(piece) > 1:
+            rest = "0x[0-9A-F]{2}>" if _BYTE.fullmatch(piece) else re.escape(piece[1:])
+            later.setdefault(piece[0], {})[rest] = None
+    # What follows is looked at only after a first character: there may be hundreds of pieces.
+    parts = (rf"(?<={re.escape(first)})(?={'|'.join(rests)})" for first, rests in later.items())
     return "|".join(parts) or None
 
 
