@@ -231,6 +231,12 @@ def test_bounds_hold_for_every_source(kitchen, source: str) -> None:
         Path("dragoman.toml").write_text("litres = 10\n")
         said = boil(kitchen, code=2)
     assert "Invalid value for --litres: Expected `int` <= 9" in said
+    places = {"variable": "(from DRAGOMAN_LITRES)", "file": "(from dragoman.toml)"}
+    assert [name for name, place in places.items() if place in said] == [name for name in places if name == source]
+
+
+def test_what_is_wrong_on_the_command_line_is_not_told_of_a_variable(kitchen) -> None:
+    assert "(from" not in boil(kitchen, "--litres", "10", code=2, DRAGOMAN_LITRES="8")
 
 
 @pytest.mark.parametrize("value", ["ten", " ", "1.5", "NaN"])

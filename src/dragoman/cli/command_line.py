@@ -60,6 +60,7 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _GIVEN = "dragoman.given"
 _FILE = "dragoman.configuration_file"
 _UNKNOWN = "dragoman.unknown_variables"
+_SOURCES = "dragoman.sources"
 
 
 class _Command(typer.core.TyperCommand):
@@ -185,8 +186,14 @@ class CommandLine:
             if typer.Context not in passed.values():  # a command that takes the context shows the notes itself later
                 console.remarks(configuration_notes(context))
             others = {name: given if kind is Given else context for name, kind in passed.items()}
+            sources = {
+                name: source
+                for name, source in context.meta.get(_SOURCES, {}).items()
+                if name in values and not _is_given(context, name)
+            }
             try:
-                body(**others, **{p: _gather(struct, options, values) for p, (struct, options) in groups.items()})
+                settings = {p: _gather(struct, own, values, sources) for p, (struct, own) in groups.items()}
+                body(**others, **settings)
             except (typer.Exit, typer.Abort, typer.BadParameter):
                 raise
             except Exception as error:
@@ -253,6 +260,11 @@ class CommandLine:
                     texts = borrowed({name: value for name, value in settled.items() if name in own})
                     found = configuration.from_texts({n: t for n, t in texts.items() if n in own}, known)
                     context.default_map = {**written, **found, **set_by_us}
+                    context.meta[_SOURCES] = {
+                        **dict.fromkeys(written, str(file.path)),
+                        **{name: name.upper() for name in found},
+                        **{name: known[name].variable for name in set_by_us},
+                    }
                 except DragomanError as error:
                     raise typer.BadParameter(error.message, param_hint="the configuration") from None
             return path
@@ -360,18 +372,24 @@ def _one_of_twins(context: typer.Context, option: Option, values: dict[str, Any]
     return by_flag
 
 
-def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any]) -> Any:
+def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any], sources: Mapping[str, str]) -> Any:
+    """Return the settings. ``sources``: the variables or files that have set what the command line has not. Raises
+    BadParameter, which names them."""
+
+    def refused(what: str, name: str, hint: str) -> typer.BadParameter:
+        return typer.BadParameter(f"{what} (from {sources[name]})" if name in sources else what, param_hint=hint)
+
     given = {o.name: tuple(v) if isinstance(v := values[o.name], list) else v for o in options}
     for option in options:
         value = given[option.name]
         texts = value if isinstance(value, tuple) else (value,)
         if not option.is_file:
             if not all(map(_is_utf_8, texts)):
-                raise typer.BadParameter(NO_UTF_8_TEXT, param_hint=option.flag)
+                raise refused(NO_UTF_8_TEXT, option.name, option.flag)
         elif "" in texts and value != option.default:  # of a shell's variable that is not set; "" is the working folder
-            raise typer.BadParameter(NO_NAME, param_hint=option.flag)
+            raise refused(NO_NAME, option.name, option.flag)
         if isinstance(value, int) and value > MAX_INTEGER:
-            raise typer.BadParameter(f"Expected `int` <= {MAX_INTEGER}", param_hint=option.flag)
+            raise refused(f"Expected `int` <= {MAX_INTEGER}", option.name, option.flag)
     try:
         return msgspec.convert(given, struct)
     except msgspec.ValidationError as error:
@@ -380,7 +398,7 @@ def _gather(struct: Settings, options: tuple[Option, ...], values: dict[str, Any
         name = where.rstrip("`")
         also = next((option.also for option in options if option.name == name), ())
         hint = " / ".join(("--" + name.replace("_", "-"), *also))
-        raise typer.BadParameter(what, param_hint=hint) from None
+        raise refused(what, name.partition("[")[0], hint) from None
 
 
 def _is_utf_8(value: object) -> bool:
