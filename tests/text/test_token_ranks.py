@@ -115,6 +115,10 @@ def test_special_tokens_of_classes_follow_the_tokens_of_their_files(load_file: L
     assert (qwen.eos_ids, qwen.vocab_size) == ((first,), first + 208)
     hunyuan = load_file("hy.tiktoken", lines_of(TOKENS), eos_token="<|eos|>")
     assert hunyuan.encode("<|startoftext|><|extra_0|>") == (first + 1, first + 5)
+    repeated = lines_of([*TOKENS[:260], *TOKENS[258:]])  # its class counts the lines without repeated tokens
+    again = load_file("hy.tiktoken", repeated)
+    assert [again.token_bytes(i) for i in range(first)] == TOKENS
+    assert again.encode("<|endoftext|>") == (first,)
     glm = load_file("tokenizer.model", lines_of(TOKENS), tokenizer_class="ChatGLM4Tokenizer")
     assert glm.encode("a") == (first + 2, first + 4, ord("a"))
 

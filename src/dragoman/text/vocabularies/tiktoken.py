@@ -10,7 +10,7 @@ import base64
 import binascii
 import io
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,14 +36,19 @@ def _reserved(first: int, declared: Mapping[int, str]) -> Sequence[str]:
 
 
 class _Class(NamedTuple):
-    """One class of tokenizers. ``specials``: those that follow the tokens of a file, by their first id and the texts
-    that settings declare."""
+    """One class of tokenizers.
+
+    Attributes:
+        specials: those that follow the tokens of a file, by their first id and the texts that settings declare.
+        counts_lines: a token's id is not the stored rank, but its place among the lines, without repeated tokens.
+    """
 
     pattern: str
     specials: Callable[[int, Mapping[int, str]], Sequence[str]]
     names: Mapping[str, str]
     nfc: bool = False
     before: tuple[str, ...] = ()
+    counts_lines: bool = False
 
 
 _CLASSES = {
@@ -59,6 +64,7 @@ _CLASSES = {
         _listed("<|endoftext|>", "<|startoftext|>", "<|bos|>", "<|eos|>", "<|pad|>", *_EXTRAS),
         {"bos_token": "<|startoftext|>", "eos_token": "<|eos|>"},
         nfc=True,
+        counts_lines=True,
     ),
     "ChatGLM4Tokenizer": _Class(
         LLAMA3,
@@ -92,7 +98,8 @@ def _class_name(path: Path, settings: FolderSettings) -> str:
 def read_tiktoken(path: Path, data: bytes, settings: FolderSettings) -> Vocabulary:
     """Return the pipeline of a file. Raises ModelError that names it."""
     kind = _CLASSES[_class_name(path, settings)]
-    tokens = _tokens(path, data)
+    lines = list(_lines(path, data))
+    tokens = list(dict.fromkeys(token for _, token in lines)) if kind.counts_lines else _by_rank(path, lines)
     pipeline = byte_level_pipeline(path, tokens, kind.pattern, nfc=kind.nfc)
     specials = kind.specials(len(tokens), settings.declared)
     pipeline.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in specials])
@@ -104,9 +111,8 @@ def read_tiktoken(path: Path, data: bytes, settings: FolderSettings) -> Vocabula
     return found if kind.before else found.surrounded(settings, adds_bos=False, adds_eos=False)
 
 
-def _tokens(path: Path, data: bytes) -> list[bytes]:
-    """Return the tokens by their ranks, which are all numbers below their count."""
-    found: dict[int, bytes] = {}
+def _lines(path: Path, data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the ranks and tokens of a file."""
     for number, line in enumerate(map(bytes.rstrip, io.BytesIO(data)), 1):
         if number > 2 * MOST_TOKENS:
             raise ModelError(f"{path}: it has more than {2 * MOST_TOKENS:,} lines")
@@ -116,13 +122,18 @@ def _tokens(path: Path, data: bytes) -> list[bytes]:
         try:
             if not rank.isdigit() or len(rank) > 8:
                 raise ValueError
-            found[int(rank)] = base64.b64decode(token, validate=True)
+            yield int(rank), base64.b64decode(token, validate=True)
         except (ValueError, binascii.Error):
             raise ModelError(f"{path}: line {number} is not a token in base64 and its rank; {_CUT}") from None
-    missing = next((rank for rank in range(len(found)) if rank not in found), None)
+
+
+def _by_rank(path: Path, lines: Sequence[tuple[int, bytes]]) -> list[bytes]:
+    """Return the tokens by their ranks, which are all numbers below their count."""
+    found = dict(lines)
+    missing = next((rank for rank in range(len(lines)) if rank not in found), None)
     if missing is not None:
         raise ModelError(f"{path}: no token has the rank {missing}, or two have the same; {_CUT}")
-    return [found[rank] for rank in range(len(found))]
+    return [found[rank] for rank in range(len(lines))]
 
 
 _CUT = "the file may be cut off"
