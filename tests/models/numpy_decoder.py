@@ -75,7 +75,9 @@ class NumpyDecoder:
         if embedding.scale_rounded and self.rounded:
             scale = float(np.asarray(round_to_bfloat16(np.float32([scale])))[0])
         x: Array = w["embedding.weight"][token_ids] * np.float32(scale)
-        if embedding.norm:
+        if embedding.norm == "plain":
+            x = normalize(x, spec.norm, spec.norm_eps)
+        elif embedding.norm:
             x = self.norm(x, "embedding_norm")
         if embedding.width is not None:
             x = self.linear(x, "embedding_in")
@@ -138,7 +140,7 @@ class NumpyDecoder:
         norms, factor = self.spec.norms(layer), np.float32(self.spec.block.scale(name))
         name = f"layers.{layer}.{'attention_out' if name == 'mixer_out' else name}_norm"
         if norms in ("after", "around"):
-            branch = self.norm(branch, name)
+            branch = self.norm(branch, name, self.spec.block.out_norm_eps)
         x = x + branch * factor
         return self.norm(x, name) if norms == "joined" else x
 
@@ -313,8 +315,8 @@ class NumpyDecoder:
             chosen = chosen * self.weights[at + "expert_scale.weight"]
         return np.asarray(chosen * np.float32(experts.factor), np.float32)
 
-    def norm(self, x: Array, name: str) -> Array:
-        normed = normalize(x, self.spec.norm, self.spec.norm_eps)
+    def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
+        normed = normalize(x, self.spec.norm, self.spec.norm_eps if eps is None else eps)
         if self.spec.norm_weight:
             normed = normed * self.weights[f"{name}.weight"]
         return normed + self.weights[f"{name}.bias"] if self.spec.norm_bias else normed

@@ -65,6 +65,12 @@ def test_configs_leave_out_what_transformers_has_by_default() -> None:
     onevision = {"architectures": ["LlavaOnevisionForConditionalGeneration"], "text_config": {"vocab_size": 151_936}}
     assert (read_spec(onevision).kv_heads, read_spec(onevision).context) == (32, 32_768)
 
+    muse = read_spec({"architectures": ["MuseGlimmerForConditionalGeneration"], "text_config": {}})
+    assert muse.attention_scales == (3.87 * 128**-0.5,) * 52
+    assert (muse.output.scale, muse.output.softcap) == (pytest.approx(0.19611613513818404), 20.0)
+    assert [layer for layer, window in enumerate(muse.windows) if not window] == list(range(3, 52, 4))
+    assert muse.block.out_norm_eps == 1e-8
+
 
 def test_other_decoders_are_refused_with_the_known_ones() -> None:
     ovis = VARIANTS["ovis2"] | {"text_config": {"model_type": "gemma2"}}

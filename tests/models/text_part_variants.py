@@ -29,6 +29,9 @@ _HEARING: Config = {"num_mel_bins": 16, "d_model": 16, "encoder_layers": 1, "enc
 _HEARING |= {"encoder_ffn_dim": 16, "max_source_positions": 20}
 _MROPE: Config = {"rope_type": "default", "rope_theta": 3000.0, "mrope_section": [2, 3, 3]}
 
+_MUSE = family_config("", "muse_glimmer_text", head_dim=24, sliding_window=20, qk_scale_factor=1.5)
+_MUSE_TOWER: Config = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
 
 def _whole(architecture: str, model_type: str, text: Config, tower: Config, **more: Any) -> Config:
     inner = {key: value for key, value in text.items() if key != "architectures"}
@@ -267,6 +270,16 @@ TEXT_PARTS: dict[str, Config] = {
         | {"rope_scaling": {"type": "xdrope", "alpha": 50.0, "factor": 1.0, "xdrope_section": [3, 3, 3, 3]}},
         _SIGLIP | {"out_hidden_size": 64},
         image_token_id=130,
+    ),
+    "muse-glimmer": _whole("MuseGlimmerForConditionalGeneration", "muse_glimmer", _MUSE, _MUSE_TOWER),
+    "muse-glimmer-options": _whole(
+        "MuseGlimmerForConditionalGeneration",
+        "muse_glimmer",
+        _MUSE
+        | {"layer_types": ["full_attention", "sliding_attention", "full_attention"], "layer_rope_theta": [5.0, 0, 0]}
+        | {"qk_scale_factor": 2.0, "output_multiplier": 0.5, "final_logit_softcapping": 4.0, "post_norm_eps": 0.3}
+        | {"hidden_activation": "gelu"},
+        _MUSE_TOWER,
     ),
 }
 

@@ -23,7 +23,7 @@ _ONLY_WITH_IMAGES |= {
     "hyperclovax_vision_v2",
     "glm_ocr",
 }
-_ONLY_WITH_IMAGES |= {"paddleocr_vl", "hunyuan_vl", "deepseek_vl", "deepseek_vl_hybrid", "lighton_ocr"}
+_ONLY_WITH_IMAGES |= {"paddleocr_vl", "hunyuan_vl", "muse_glimmer", "deepseek_vl", "deepseek_vl_hybrid", "lighton_ocr"}
 _WITHOUT_AUTO_CLASS = {"mistral4", "qwen2_audio", "voxtral", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
 _LEARNED_BUFFERS = ("e_score_correction_bias", "expert_bias")
 _LEARNED_FACTOR = "layer_scalar"

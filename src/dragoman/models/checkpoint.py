@@ -90,7 +90,10 @@ class Checkpoint:
         if parameter.matrix:
             return value.reshape(parameter.shape)
         value = to_float32(value).reshape(parameter.shape)
-        if not (_is_norm_weight(parameter) and self._family.norm_offset):
+        if (
+            not (_is_norm_weight(parameter) and self._family.norm_offset)
+            or parameter.module in self._family.whole_norms
+        ):
             return value
         with np.errstate(invalid="ignore"):  # a file may hold any bits; a NaN stays one
             return value + np.float32(self._family.norm_offset)

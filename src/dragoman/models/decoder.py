@@ -188,6 +188,8 @@ class Recorder:
         p.embed(x, table, scale=scale)
         if embedding.norm is True:
             self.norm(x, x, "embedding_norm")
+        if embedding.norm == "plain":
+            p.norm(x, x, np.ones(p.width(x), np.float32), eps=self.spec.norm_eps, kind=self.spec.norm)
         if embedding.width is not None:
             self.linear(stream.residual, x, "embedding_in")
         if embedding.positions or embedding.types:
@@ -335,17 +337,18 @@ class Recorder:
         norm = "attention_out_norm" if module == "mixer_out" else f"{module}_norm"
         if stream.branch is not None:
             if self.spec.norms(layer) in ("after", "around"):
-                self.norm(stream.branch, stream.branch, norm, layer)
+                self.norm(stream.branch, stream.branch, norm, layer, eps=self.spec.block.out_norm_eps)
             self.program.add(stream.residual, stream.branch, self.spec.block.scale(module))
         if self.spec.norms(layer) == "joined":
             self.norm(stream.residual, stream.residual, norm, layer)
 
-    def norm(self, out: int, x: int, module: str, layer: int | None = None) -> None:
-        """Record out = norm(x)."""
+    def norm(self, out: int, x: int, module: str, layer: int | None = None, eps: float | None = None) -> None:
+        """Record out = norm(x). ``eps``: where it differs from that of the spec."""
         unweighted = np.ones(self.program.width(x), np.float32)
         weight = self.weights.vector(module, layer) if self.spec.norm_weight else unweighted
         bias = self.weights.bias(module, layer)
-        self.program.norm(out, x, weight, bias=bias, eps=self.spec.norm_eps, kind=self.spec.norm)
+        eps = self.spec.norm_eps if eps is None else eps
+        self.program.norm(out, x, weight, bias=bias, eps=eps, kind=self.spec.norm)
 
     def linear(self, out: int, x: int, module: str, layer: int | None = None, accumulate: bool = False) -> None:
         """Record out (+)= x·W (+ bias), and what adapters change in it."""

@@ -42,7 +42,7 @@ def parameters(spec: DecoderSpec) -> tuple[Parameter, ...]:
     found = [_matrix("embedding", None, table, spec.embedding_width)]
     if spec.encoder is not None:
         found += [replace(p, module=f"encoder_{p.module}") for p in parameters(spec.encoder_stack)[1:]]
-    if embedding.norm:
+    if embedding.norm and embedding.norm != "plain":
         found += _norm(spec, "embedding_norm", None, spec.embedding_width)
     if embedding.width is not None:
         found.append(_matrix("embedding_in", None, (spec.width,), embedding.width))

@@ -26,7 +26,8 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         scale: factor on the table's rows (Granite; Gemma: the root of the width).
         scale_rounded: the factor is rounded to bfloat16 unless the table is float32, as Gemma was trained.
-        norm: a norm after the table's rows (BLOOM), or after the sum (``last``: BART). No model has both.
+        norm: a norm after the table's rows (BLOOM; ``plain``, without weight: Muse Glimmer), or after the sum
+            (``last``: BART). No model has both.
         width: of the table, where it differs from the residual stream's: then projections without bias lead into the
             stream and, before the head, back to it (OPT-350m). None: the stream's.
         positions: learned positions are added, from a table of ``context`` rows (GPT-2).
@@ -41,7 +42,7 @@ class Embedding(msgspec.Struct, frozen=True, kw_only=True):
 
     scale: float = 1.0
     scale_rounded: bool = False
-    norm: bool | Literal["last"] = False
+    norm: bool | Literal["plain", "last"] = False
     width: int | None = None
     positions: bool = False
     positions_offset: int = 0
@@ -67,6 +68,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         mixer_norms: of layers with a mixer, where they have others (OLMo-Hybrid).
         branch_scale: factor on a branch when it joins (Granite).
         attention_factor, mixer_factor, feed_forward_factor: one more factor on this branch (Falcon-H1).
+        out_norm_eps: of the norms of outputs, where it differs from the others' (Muse Glimmer).
         inner_norms: of each branch's value before its last product (BitNet): ``attention_inner_norm`` and
             ``feed_forward_inner_norm``.
     """
@@ -80,6 +82,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     attention_factor: float = 1.0
     mixer_factor: float = 1.0
     feed_forward_factor: float = 1.0
+    out_norm_eps: float | None = None
     inner_norms: bool = False
 
     def __post_init__(self) -> None:

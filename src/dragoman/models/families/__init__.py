@@ -45,6 +45,7 @@ from dragoman.models.families import (
     mllama,
     modern_bert,
     mosaic,
+    muse_glimmer,
     nanochat,
     nemotron,
     nemotron_h,
@@ -124,6 +125,7 @@ FAMILIES: dict[str, Family] = {
     **with_images.FAMILIES,
     **text_parts.FAMILIES,
     **other_senses.FAMILIES,
+    **muse_glimmer.FAMILIES,
 }
 
 # Features that only some families, or only other readers of config.json, support: refused by name where a family's

@@ -91,7 +91,8 @@ class Family(msgspec.Struct, frozen=True):
             for each head: GPT-NeoX).
         divide: of stored tensors that hold several parameters and not as rows that follow each other.
         renumbers: ``divide`` counts layers otherwise than files do, so an adapter's numbers mean other layers.
-        norm_offset: added to the stored weight of a norm (Gemma: 1).
+        norm_offset: added to the stored weight of a norm (Gemma: 1). whole_norms: modules of norms that are stored as
+            they are.
         title, examples, note: for docs/models.md: usual name, well-known repositories, and further remarks for
             know besides.
         token_ids: defaults of special tokens that a config does not name.
@@ -112,6 +113,7 @@ class Family(msgspec.Struct, frozen=True):
     divide: Division = _undivided
     renumbers: bool = False
     norm_offset: float = 0.0
+    whole_norms: frozenset[str] = frozenset()
     other_names: Mapping[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
     title: str = ""
     examples: tuple[str, ...] = ()

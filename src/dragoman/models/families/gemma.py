@@ -18,23 +18,23 @@ from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
 from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
 from dragoman.models.vision.parameters import siglip_names
 
-_GEMMA2_NAMES = LLAMA_NAMES | {
+GEMMA2_NAMES = LLAMA_NAMES | {
     "attention_out_norm": ("model.layers.{layer}.post_attention_layernorm",),
     "feed_forward_norm": ("model.layers.{layer}.pre_feedforward_layernorm",),
     "feed_forward_out_norm": ("model.layers.{layer}.post_feedforward_layernorm",),
 }
-_GEMMA3_NAMES = _GEMMA2_NAMES | HEAD_NORM_NAMES
+_GEMMA3_NAMES = GEMMA2_NAMES | HEAD_NORM_NAMES
 _PROJECTOR = "model.multi_modal_projector."
 _GEMMA3_VISION_NAMES = siglip_names("model.vision_tower.") | {
     "vision_project_norm": (f"{_PROJECTOR}mm_soft_emb_norm",),
     "vision_project_out": (f"{_PROJECTOR}mm_input_projection_weight",),
 }
 _PALIGEMMA_NAMES = (
-    _GEMMA2_NAMES
+    GEMMA2_NAMES
     | siglip_names("model.vision_tower.")
     | {"feed_forward_norm": LLAMA_NAMES["feed_forward_norm"], "vision_project_out": (f"{_PROJECTOR}linear",)}
 )
-_VAULT_NAMES = LLAMA_NAMES | {"feed_forward_norm": _GEMMA2_NAMES["feed_forward_norm"]}
+_VAULT_NAMES = LLAMA_NAMES | {"feed_forward_norm": GEMMA2_NAMES["feed_forward_norm"]}
 
 # Defaults of fields that configs may omit, from transformers' classes.
 _DEFAULTS: dict[str, Any] = {
@@ -181,7 +181,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "Gemma2ForCausalLM": Family(
         _read_gemma2,
-        _GEMMA2_NAMES,
+        GEMMA2_NAMES,
         "gemma2",
         base="model.",
         norm_offset=1.0,
@@ -238,7 +238,7 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         ignored=IMAGE_PARTS,
         aliases=WITH_IMAGES,
-        other_names={"feed_forward_norm": _GEMMA2_NAMES["feed_forward_norm"]},
+        other_names={"feed_forward_norm": GEMMA2_NAMES["feed_forward_norm"]},
         norm_offset=1.0,
         title="PaliGemma 1 and 2",
         examples=("google/paligemma-3b-mix-224", "google/paligemma2-3b-mix-448"),
