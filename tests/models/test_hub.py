@@ -54,10 +54,10 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def start(hub: FakeHub, home: Path, *names: str) -> subprocess.Popen[str]:
+def start(hub: FakeHub, home: Path, *names: str, program: str = FETCH) -> subprocess.Popen[str]:
     environment = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "PYTHONPATH": os.pathsep.join(sys.path)}
     environment.pop("HF_TOKEN", None)
-    command = [sys.executable, "-c", FETCH, *(names or (WEIGHTS,))]
+    command = [sys.executable, "-c", program, *(names or (WEIGHTS,))]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -110,6 +110,30 @@ def test_an_interrupted_download_goes_on_where_it_ended(repository: Path, tmp_pa
         assert told[0] == f"started {BYTES} {kept}"
         assert told[-1] == digests(repository, WEIGHTS)
         assert f"from {kept}" in hub.requests
+
+
+@pytest.mark.parametrize("threads", [0, 1])
+def test_a_system_that_starts_few_threads(repository: Path, tmp_path: Path, threads: int) -> None:
+    few = f"""
+import threading
+start, left = threading.Thread.start, [None] * {threads}
+def few(thread):
+    if thread.name.startswith("download-"):
+        if not left:
+            raise RuntimeError("can't start new thread")
+        left.pop()
+    start(thread)
+threading.Thread.start = few
+"""
+    names = (WEIGHTS, "other.safetensors")
+    with fake_hub(repository) as hub:
+        process = start(hub, tmp_path, *names, program=few + FETCH)
+        out, err = process.communicate(timeout=120)
+        if threads:
+            assert out.splitlines()[-2:] == ["ended", digests(repository, *names)]
+        else:
+            assert (out.splitlines()[-2], err) == ("ended", "")
+            assert "could not be downloaded: RuntimeError: can't start new thread" in out.splitlines()[-1]
 
 
 def test_a_connection_that_breaks_is_made_again(repository: Path, tmp_path: Path) -> None:

@@ -118,6 +118,26 @@ def test_a_full_disk_costs_capsules_which_the_metrics_count(tmp_path: Path, monk
     assert len(list(tmp_path.iterdir())) == 1, "nothing unfinished is left"
 
 
+def test_the_log_tells_of_each_time_that_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    kept = CapsuleFolder(tmp_path, 1 << 20)
+    for times in (1, 2):
+        with monkeypatch.context() as patch:
+            patch.setattr("dragoman.serving.recorder.os.rename", lambda *_: os.stat("/nonexistent"))
+            for _ in range(3):
+                kept.put(new_name(), capsule)
+            until(lambda: kept.dropped == 3 * times)  # noqa: B023
+        kept.put(new_name(), capsule)
+        until(lambda: kept.written == times)  # noqa: B023
+    kept.close()
+    assert caplog.text.count("capsules are dropped") == 2
+    assert [text for text in caplog.messages if "written again" in text] == [
+        f"capsules are written again, in {tmp_path}; {dropped} were dropped" for dropped in (3, 6)
+    ]
+
+
 def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("precious")

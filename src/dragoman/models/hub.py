@@ -225,12 +225,18 @@ class _Download:
             except BaseException as error:
                 self._events.put(error)
 
-        count = min(CONNECTIONS, len(files))
-        for number in range(count):
-            # Daemons: who is interrupted leaves at once. A file that is cut off is the beginning of a whole one.
-            threading.Thread(target=work, name=f"download-{number}", daemon=True).start()
+        started = 0
         try:
-            self._hear(count)
+            for number in range(min(CONNECTIONS, len(files))):
+                # Daemons: who is interrupted leaves at once. A file that is cut off is the beginning of a whole one.
+                try:
+                    threading.Thread(target=work, name=f"download-{number}", daemon=True).start()
+                except RuntimeError:  # the system starts no more: those there are bring all files
+                    if not started:
+                        raise
+                    break
+                started += 1
+            self._hear(started)
         finally:
             self._stopped.set()
             self._watcher.ended()

@@ -211,6 +211,7 @@ class CapsuleFolder:
         self.written = self.removed = 0
         self._not_queued = self._not_written = 0
         """Each is counted by one thread."""
+        self._is_dropping = False
         self._queue: queue.Queue[tuple[str, Callable[[], Capsule]] | None] = queue.Queue(QUEUED)
         self._files: deque[tuple[str, int]] = deque()
         self._bytes = 0
@@ -291,9 +292,13 @@ class CapsuleFolder:
         self._files.append((name, len(data)))
         self._bytes += len(data)
         self.written += 1
+        if self._is_dropping:
+            self._is_dropping = False
+            log.info("capsules are written again, in %s; %d were dropped", self._folder, self.dropped)
 
     def _report_drop(self, why: str) -> None:
-        if not self.dropped:
+        if not self._is_dropping:  # the first of each series
+            self._is_dropping = True
             log.warning("capsules are dropped, in %s: %s", self._folder, why)
 
 
