@@ -309,3 +309,10 @@ def test_options_that_name_files_are_known_as_such() -> None:
 def test_a_name_is_a_file_in_one_command_and_a_text_in_another() -> None:
     of_chat, of_bench = ({o.name: o for o in cli.commands[name]}["image"] for name in ("chat", "bench"))
     assert (of_chat.is_file, of_bench.is_file) == (True, False)
+
+
+def test_no_engine_is_killed_before_it_can_say_anything() -> None:
+    """With --hang-s 0.001 each one was, and the start failed without a reason."""
+    done = CliRunner().invoke(cli.typer, ["serve", "--hang-s", "0.001"])
+    assert done.exit_code == 2
+    assert "Invalid value for --hang-s: Expected `float` >= 1.0" in done.output

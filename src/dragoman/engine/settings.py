@@ -14,7 +14,6 @@ from dragoman.models.settings import RequestedPrecision
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
 DraftSourceName = Literal["prediction", "grammar", "lookup", "recent", "model", "heads"]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
 LEAST_GUESSES = 3
 """Tokens that a step must have room for, for each of its sequences, for a draft model to be asked: with less, what it
 reads costs more than its guesses save (docs/performance.md)."""
@@ -110,6 +109,7 @@ class RecoverySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Engine"
 
-    hang_s: Seconds = 60.0
+    # Processor time is told in hundredths of a second: within less, engines that start would count as hung.
+    hang_s: Annotated[float, msgspec.Meta(ge=1)] = 60.0
     engine_give_up_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     recovery_bytes: Annotated[int, msgspec.Meta(ge=0)] = 256 * 1024 * 1024
