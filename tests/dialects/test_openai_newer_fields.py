@@ -156,6 +156,12 @@ def test_what_is_wrong_is_named(calling: ScriptedServer, fields: dict[str, Any],
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_length_has_the_name_that_was_sent(calling: ScriptedServer, name: str) -> None:
+    error = post(calling, "Hi.", min_tokens=9, **{name: 5}).json()["error"]
+    assert (error["message"], error["param"]) == (f"'min_tokens' (9) is more than '{name}' (5).", "min_tokens")
+
+
 # Reasoning -----------------------------------------------------------------------------------------------------------
 
 

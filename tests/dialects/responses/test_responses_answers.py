@@ -356,6 +356,7 @@ def test_text_files_are_documents(calling: ScriptedServer) -> None:
     [
         ({"input": None}, "input", "missing_required_parameter", "Missing required parameter: 'input'."),
         ({"input": []}, "input", "missing_required_parameter", ""),
+        ({"max_output_tokens": 3, "min_tokens": 9}, "min_tokens", None, "more than 'max_output_tokens' (3)"),
         ({"input": [{"type": "dream"}]}, "input[0].type", "invalid_value", "'item_reference'"),
         ({"input": [{"type": "mcp_call"}]}, "input[0]", "unsupported_parameter", "mcp_call"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dragoman.core.engine_fields import wire_name
 from dragoman.core.errors import BadRequest
 from dragoman.core.sampling import MAX_BEAMS, BeamParams, EndingParams, SamplingParams, both_spellings
 from dragoman.dialects.field import CoreParams, Field, Reading
@@ -261,7 +262,8 @@ def choosing_and_ending(
     if ending.min_tokens and ending.min_total_tokens:
         raise BadRequest("'min_tokens' and 'min_total_tokens' exclude each other.", param="min_total_tokens")
     if ending.max_tokens is not None and ending.min_tokens > ending.max_tokens and not resumable:
-        message = f"'min_tokens' ({ending.min_tokens}) is more than 'max_tokens' ({ending.max_tokens})."
+        most = wire_name("ending.max_tokens")
+        message = f"'min_tokens' ({ending.min_tokens}) is more than '{most}' ({ending.max_tokens})."
         raise BadRequest(message, param="min_tokens")
     return sampling, ending
 
