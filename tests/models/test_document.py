@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from small_models import VARIANTS
 
 from dragoman.core.errors import ModelError
 from dragoman.models.docgen_models import fields_of, least_config, page
-from dragoman.models.families import FAMILIES, REFUSED, read_spec
+from dragoman.models.families import FAMILIES, MISSING, REFUSED, read_spec
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
@@ -24,6 +25,17 @@ def test_every_family_has_a_title_and_an_example(architecture: str) -> None:
     assert family.title
     assert family.examples
     assert all(example.count("/") == 1 for example in family.examples)
+
+
+@pytest.mark.parametrize("architecture", MISSING)
+def test_what_a_refused_architecture_needs_is_said(architecture: str) -> None:
+    assert architecture not in FAMILIES
+    with pytest.raises(
+        ModelError, match=re.escape(f"{architecture} is not supported: it needs {MISSING[architecture]}")
+    ):
+        read_spec({"architectures": [architecture]})
+    transformers = pytest.importorskip("transformers")
+    assert hasattr(transformers, architecture)
 
 
 # Read by others than the families, or no part of a decoder.

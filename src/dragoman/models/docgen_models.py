@@ -15,7 +15,7 @@ from typing import Any
 
 from dragoman.core.errors import ModelError
 from dragoman.models.config import AccessedFields, Config
-from dragoman.models.families import FAMILIES, REFUSED, Family
+from dragoman.models.families import FAMILIES, MISSING, REFUSED, Family
 from dragoman.models.rope_config import SCALINGS
 
 HEAD = """\
@@ -114,7 +114,14 @@ def page() -> str:
     """Return the whole page."""
     accessed = {architecture: fields_of(family) for architecture, family in FAMILIES.items()}
     sections = (line for architecture in FAMILIES for line in _section(architecture, accessed))
-    return "\n".join([HEAD, *_overview(), *sections, TAIL]).rstrip() + "\n"
+    return "\n".join([HEAD, *_overview(), *sections, *_missing(), TAIL]).rstrip() + "\n"
+
+
+def _missing() -> list[str]:
+    """Return the section about decoders that are refused."""
+    rows = [f"| `{architecture}` | {needs} |" for architecture, needs in MISSING.items()]
+    intro = "These are refused, and the error says what they need that is not there:"
+    return ["## Not supported", "", intro, "", "| architecture | needs |", "|---|---|", *rows, ""]
 
 
 def _overview() -> Iterator[str]:

@@ -67,9 +67,10 @@ from dragoman.models.families import (
     with_images,
 )
 from dragoman.models.families.family import Family
+from dragoman.models.families.missing import MISSING
 from dragoman.models.spec import DecoderSpec
 
-__all__ = ["FAMILIES", "REFUSED", "Family", "find_family", "read_spec"]
+__all__ = ["FAMILIES", "MISSING", "REFUSED", "Family", "find_family", "read_spec"]
 
 FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
@@ -168,8 +169,9 @@ def _architecture(values: dict[str, Any]) -> str:
     if not names and values.get("model_type") is None:
         raise ModelError("config.json names no architecture: it has neither architectures nor model_type")
     requested = ", ".join(names) or f"model_type {values.get('model_type')!r}"
+    needs = next((f": it needs {MISSING[name]}" for name in names if name in MISSING), "")
     hint = "; the model comes with code of its own (auto_map), which is never run" if values.get("auto_map") else ""
-    raise ModelError(f"architecture {requested} is not supported{hint}; known: {', '.join(FAMILIES)}")
+    raise ModelError(f"architecture {requested} is not supported{needs}{hint}; known: {', '.join(FAMILIES)}")
 
 
 # In small letters: authors and transformers write some differently, as MPTForCausalLM and MptForCausalLM.
