@@ -38,7 +38,7 @@ from dragoman.engine.messages import (
     WorkerSettings,
 )
 from dragoman.engine_client.backpressure import Backpressure, check_room, most_unread
-from dragoman.engine_client.connection import EngineProcess, Spawn, Spawner
+from dragoman.engine_client.connection import EngineProcess, Spawn, Spawner, ending
 from dragoman.engine_client.event_stream import EventStream
 from dragoman.engine_client.explanations import Explanations
 from dragoman.engine_client.health import Health, State
@@ -104,8 +104,7 @@ class EngineClient:
         self._stats = EngineStats()
         self._past = EngineStats()
         self.on_step: Callable[[EngineStats, EngineStats, float], None] | None = None
-        """Called with every step: the process's counters before and after, and the seconds of delivering its tokens.
-        """
+        """Called with every step: the counters before and after, and the seconds of delivering its tokens."""
         self.on_blocks: Callable[[list[BlockEvent] | None], None] | None = None
         """Called with the events of the process's prefix cache, and with None when a new process has an empty one."""
         self.on_loading: Callable[[str, float], None] | None = None
@@ -150,7 +149,10 @@ class EngineClient:
         prespawned, self._prespawned = self._prespawned, None
         threads = self._settings.threads
         self._process = await self._start_process(self._settings, self._on_message, self._on_disconnect, prespawned)
-        info = await self._ready
+        try:
+            info = await self._ready
+        except EngineUnavailable as error:
+            raise EngineUnavailable(f"{error.message} ({ending(await self._join(), says_why=True)})") from None
         await self._restore_adapters(self._process)
         self._vocabularies.begin(self._process.send)
         self._info = info
@@ -249,7 +251,7 @@ class EngineClient:
 
     async def _on_exit(self) -> None:
         status = await self._join()
-        reason = self._exit_reason or (f"killed by signal {-status}" if status < 0 else f"exit status {status}")
+        reason = self._exit_reason or ending(status)
         self._died_at = self._next_start = self._now()
         if self._down_since is None:
             self._down_since = self._died_at
@@ -430,10 +432,8 @@ class EngineClient:
         self._adapters.on_disconnect()
         self._explanations.on_disconnect()
         if self._ready is not None and not self._ready.done():
-            message = self._exit_reason
-            self._ready.set_exception(
-                ModelError(message) if message else EngineUnavailable("the engine process died while starting")
-            )
+            died = EngineUnavailable("the engine process died while starting")
+            self._ready.set_exception(ModelError(self._exit_reason) if self._exit_reason else died)
         else:
             self._exited.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 import subprocess
 import time
 from collections import deque
@@ -37,6 +38,15 @@ TURN_S = 0.005
 requests and health checks waited for all of them."""
 
 _descriptor_reserve = DescriptorReserve()
+
+
+def ending(status: int, *, says_why: bool = False) -> str:
+    """Return how a process has ended, from its exit status, which is negative for a signal. ``says_why``: and who
+    usually sends that signal."""
+    if status >= 0:
+        return f"exit status {status}"
+    why = ", which the system sends where memory is short" if says_why and status == -signal.SIGKILL else ""
+    return f"killed by signal {-status}{why}"
 
 
 class EngineProcess(Protocol):
