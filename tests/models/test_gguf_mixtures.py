@@ -204,6 +204,25 @@ def describe_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.head_dim)
 
 
+def describe_cohere(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_logit_scale(config.logit_scale)
+    writer.add_sliding_window(config.sliding_window)
+    writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.intermediate_size)
+    writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    if config.expert_selection_fn == "softmax":
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX)
+    if config.num_shared_experts:
+        writer.add_expert_shared_count(config.num_shared_experts)
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size * config.num_shared_experts)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
 def name_biases(weights: Weights) -> Weights:
     return {name.replace(".expert_bias", ".expert_bias.bias"): v for name, v in stack_experts(weights).items()}
 
@@ -252,7 +271,12 @@ _LONG = {
 }
 _LING = VARIANTS["glm4-moe"] | {"attention_bias": False, "n_group": 3, "topk_group": 2}
 
+_COHERE = VARIANTS["cohere2-moe"]
+_NORTH = _COHERE | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-6, "num_shared_experts": 0}
+
 CASES = {
+    "cohere2moe": Case("cohere2moe", _COHERE, describe_cohere, gather=stack_experts, names_of="glm4moe"),
+    "cohere2moe-north": Case("cohere2moe", _NORTH, describe_cohere, gather=stack_experts, names_of="glm4moe"),
     "gpt-oss": Case("gpt-oss", VARIANTS["gpt-oss"], describe_gpt_oss, gather=divide_gates),
     "glm4moe": Case("glm4moe", VARIANTS["glm4-moe"], describe_glm, gather=rename_choice),
     "bailingmoe2": Case("bailingmoe2", _LING, describe_ling, gather=fuse_attention),

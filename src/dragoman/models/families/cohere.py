@@ -114,7 +114,7 @@ FAMILIES: dict[str, Family] = {
         "cohere2_moe",
         base="model.",
         other_names=QWEN_STACKS,
-        title="Command A+",
-        examples=("CohereLabs/command-a-plus-05-2026",),
+        title="Command A+, North Mini Code",
+        examples=("CohereLabs/command-a-plus-05-2026", "CohereLabs/North-Mini-Code-1.0"),
     ),
 }

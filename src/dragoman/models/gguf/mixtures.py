@@ -1,5 +1,5 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity and Ling 2."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Ling 2 and Command A+."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dragoman.models.gguf.architecture import (
     Tensors,
     head_size,
     heads,
+    layer_norm,
     layer_types,
     longrope,
     partly_rotated,
@@ -21,6 +22,7 @@ from dragoman.models.gguf.metadata import Metadata
 
 SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN = 1, 2, 3
 """Values of expert_gating_func."""
+_SCORES = "expert_gating_func"
 
 _LAYER = "model.layers.{layer}."
 _AFTER_ATTENTION = {"blk.post_attention_norm": f"{_LAYER}post_attention_layernorm"}
@@ -277,6 +279,35 @@ def _afmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     }  # fmt: skip
 
 
+def _cohere2_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    """Return a config of Command A+. The shared expert's result is always averaged with the others'."""
+    experts = scored_experts(keys)
+    inner, shared, scores = experts["moe_intermediate_size"], experts["n_shared_experts"], keys.count(_SCORES)
+    keys.refuse("expert_shared_feed_forward_length", inner * shared, 0)
+    keys.refuse("expert_weights_scale", 0.0, 1.0)
+    if scores == SOFTMAX and not experts["norm_topk_prob"]:
+        keys.refuse(_SCORES)  # shares of all experts' scores
+    keys.refuse(_SCORES, 0, SOFTMAX, SIGMOID, SOFTMAX_OF_CHOSEN)
+    is_rms = keys.is_on("attention.layer_norm_rms_epsilon")
+    norm = rms(keys) if is_rms else layer_norm(keys, "layer_norm_eps")
+    keys.has("attention.layer_norm_epsilon")
+    dense = tensors.get("blk.0.ffn_gate.weight")
+    return heads(keys, config) | norm | {
+        "logit_scale": keys.number("logit_scale"),
+        "sliding_window": keys.size("attention.sliding_window"),
+        "layer_types": layer_types(keys, config["num_hidden_layers"], 4),
+        "num_experts": experts["n_routed_experts"],
+        "num_experts_per_tok": experts["num_experts_per_tok"],
+        "norm_topk_prob": experts["norm_topk_prob"],
+        "expert_selection_fn": "softmax" if scores in (SOFTMAX, SOFTMAX_OF_CHOSEN) else "sigmoid",
+        "intermediate_size": inner,
+        "prefix_dense_intermediate_size": dense.shape[0] if dense is not None and dense.shape else None,
+        "first_k_dense_replace": keys.count("leading_dense_block_count"),
+        "num_shared_experts": shared,
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+    }  # fmt: skip
+
+
 MIXTURES: dict[str, Architecture] = {
     "gpt-oss": Architecture(name="GptOssForCausalLM", model_type="gpt_oss", names=_GPT_OSS_NAMES, extra=_gpt_oss),
     "glm4moe": Architecture(
@@ -306,5 +337,8 @@ MIXTURES: dict[str, Architecture] = {
         name="ExaoneMoeForCausalLM", model_type="exaone_moe", names=names.LLAMA | EXPERTS, extra=_exaone_moe
     ),
     "afmoe": Architecture(name="AfmoeForCausalLM", model_type="afmoe", names=_AFMOE_NAMES, extra=_afmoe),
+    "cohere2moe": Architecture(
+        name="Cohere2MoeForCausalLM", model_type="cohere2_moe", names=names.COHERE | EXPERTS, extra=_cohere2_moe
+    ),
     "dbrx": Architecture(name="DbrxForCausalLM", model_type="dbrx", names=_DBRX_NAMES, extra=_dbrx, sizes=_DBRX_SIZES),
 }
