@@ -9,9 +9,9 @@ from typing import Any
 
 from dragoman.core.catalog import ModelDetails
 from dragoman.models import ModelDescription, gguf, parameter_count
+from dragoman.text import vocabularies
 from dragoman.text.chat_template import read_templates
 from dragoman.text.fim import find_fill_tokens
-from dragoman.text.vocabularies.files import kind_of
 
 _REASONING = ("<think>", "enable_thinking", "reasoning_content")
 _LICENSES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
@@ -40,7 +40,9 @@ def details_of(description: ModelDescription) -> ModelDetails:
         eos_token_ids=description.eos_token_ids,
         license=str(metadata.get("general.license", "")) or _license(folder),
         chat_template=source,
-        tokenizer=str(metadata.get("tokenizer.ggml.model", "")) or _tokenizer(tokens.get("model")) or kind_of(folder),
+        tokenizer=str(metadata.get("tokenizer.ggml.model", ""))
+        or _tokenizer(tokens.get("model"))
+        or vocabularies.kind_of(folder),
         tools="tools" in source,
         reasoning=any(mark in source for mark in _REASONING),
         fill=_has_marks(tokens.get("added_tokens")),

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from dragoman.core.errors import ModelError
 from dragoman.core.stand_ins import broken_link_problem, stand_in_problem
-from dragoman.text.vocabularies.files import read_vocabulary
+from dragoman.text import vocabularies
 from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, call_library, token_text
 
 SPECIAL_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -102,7 +102,7 @@ def _read_pipeline(folder: Path, named: Mapping[str, Any], declared: Mapping[int
         raise ModelError(problem)
     if not path.is_file():
         family = str(_read_object(folder / "config.json").get("model_type") or "")
-        return read_vocabulary(FolderSettings(folder, named, declared, family))
+        return vocabularies.read_vocabulary(FolderSettings(folder, named, declared, family))
     document = path.read_bytes()
     if problem := stand_in_problem(path, document):
         raise ModelError(problem)
