@@ -372,6 +372,23 @@ async def test_an_internal_error_is_500_without_its_details(
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_a_request_without_memory_is_to_be_sent_again(
+    runtime: LocalServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def short(_: Any) -> Any:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runtime.serving, "generate", short)
+        refused = await post(runtime, {"prompt": "a"})
+    assert "no memory for this request now" in error_of(refused, 503)["message"]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert "there is no memory for request" in caplog.text
+    assert "Traceback" not in caplog.text
+    assert (await post(runtime, {"prompt": "a"})).status_code == 200
+    nothing_left(runtime)
+
+
 async def test_a_stream_that_cannot_be_finished_ends_with_an_error(template: ChatTemplate) -> None:
     limits = msgspec.structs.replace(QUICK, generation_timeout_s=0.1)
     async with local_server(template, limits, msgspec.structs.replace(STUB, step_s=0.01)) as runtime:

@@ -22,6 +22,7 @@ from dragoman.core.catalog import may_have_loaded
 from dragoman.core.errors import (
     Cancelled,
     DragomanError,
+    EngineUnavailable,
     Forbidden,
     GenerationFailed,
     MethodNotAllowed,
@@ -426,7 +427,11 @@ class PathEndpoint:
 
     def _client_error(self, error: Exception, exchange: Exchange) -> DragomanError:
         """Return the error as it may be sent to a client. Unexpected errors are logged."""
-        if not isinstance(error, DragomanError):
+        if isinstance(error, MemoryError):  # of a limit (ulimit -v): requests that end give theirs back
+            path = quote(exchange.path[:256])
+            log.error("%s %s: there is no memory for request %s", exchange.method, path, exchange.request_id)
+            error = EngineUnavailable("The server has no memory for this request now. Try again later.")
+        elif not isinstance(error, DragomanError):
             log.exception("%s %s failed, request %s", exchange.method, quote(exchange.path[:256]), exchange.request_id)
             error = GenerationFailed("The server had an internal error. Its log has more, by this request's id.")
         elif isinstance(error, GenerationFailed) and self._context.ended():
