@@ -200,6 +200,7 @@ def test_an_encoder_decoder_beside_transformers(folder: Path) -> None:
         ("LlamaForCausalLM", "AutoModelForCausalLM"),
         ("LlavaForConditionalGeneration", "AutoModelForImageTextToText"),
         ("IdeficsForVisionText2Text", "AutoModelForImageTextToText"),
+        ("VoxtralForConditionalGeneration", "VoxtralForConditionalGeneration"),
     ],
 )
 def test_transformers_loads_all_of_a_decoder(architecture: str, kind: str, tmp_path: Path) -> None:

@@ -66,14 +66,19 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def class_of_decoder(folder: str, place: dict[str, str]) -> Any:
-    """Return the automatic class that loads all of a decoder: one that sees has another than those that do not."""
+    """Return the class that loads all of a decoder: one that sees has another automatic class than those that do not,
+    and one that hears may have none."""
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
-    architectures = transformers.AutoConfig.from_pretrained(folder, **place).architectures or []
+    config = transformers.AutoConfig.from_pretrained(folder, **place)
+    architectures = config.architectures or []
     if set(architectures) & set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values()):
         return transformers.AutoModelForImageTextToText
-    return transformers.AutoModelForCausalLM
+    if type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+        return transformers.AutoModelForCausalLM
+    own = (getattr(transformers, str(name), None) for name in architectures)
+    return next((found for found in own if found is not None), transformers.AutoModelForCausalLM)
 
 
 def _unseen_image(model: Any, ids: Any) -> dict[str, Any]:
