@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 
@@ -51,3 +52,16 @@ def test_numpy_starts_no_threads_where_nothing_is_multiplied() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "1 False", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS refuses limits of address space")
+@pytest.mark.parametrize("limit", [1 << 46, resource.RLIM_INFINITY])
+def test_numpy_is_imported_before_the_port_opens_where_address_space_is_limited(limit: int) -> None:
+    program = (
+        f"import resource, sys; "
+        f"resource.setrlimit(resource.RLIMIT_AS, ({limit}, resource.getrlimit(resource.RLIMIT_AS)[1])); "
+        "from dragoman.core.third_party import import_numpy_within_limits; import_numpy_within_limits(); "
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == str(limit != resource.RLIM_INFINITY), done.stderr

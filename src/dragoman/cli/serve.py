@@ -20,6 +20,7 @@ from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
 from dragoman.core.caller import NO_LIMITS, CallerLimits
 from dragoman.core.errors import DragomanError
+from dragoman.core.third_party import import_numpy_within_limits
 from dragoman.dialects import check_settings
 from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.server.address import check_free
@@ -39,6 +40,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     started = time.monotonic()
     logs = configure_logs(settings.logs)
     check_open_files()
+    import_numpy_within_limits()
     console.remarks((*notes, *processor_limit()))
     check_settings(settings.dialects)
     check_browsers(settings.browsers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import resource
 
 LOGGERS = (
     "asyncio",
@@ -56,6 +57,13 @@ def import_numpy() -> None:
     finally:
         if not is_set:
             os.environ.pop(_BLAS_THREADS, None)  # not for child processes
+
+
+def import_numpy_within_limits() -> None:
+    """Import NumPy now, where the address space is limited (``ulimit -v``): OpenBLAS ends a process that has no room
+    for it, and a server had better end before its port opens."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        import_numpy()
 
 
 def quiet_loggers() -> None:
