@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from stub_runtime import RunningServer
 
 from dragoman.cluster.attempts import MOST_LOSSES
 from dragoman.cluster.sockets import _Lost
+from dragoman.cluster.upstream import MOST_HEAD
 from dragoman.core.errors import DragomanError
 from dragoman.core.journal import Found, frame_entry
 from dragoman.server.relay import BODY_FRAME, END_FRAME, HEAD_FRAME, JOURNAL_FRAME, frame, read_secret
@@ -138,6 +140,9 @@ async def test_a_silent_replica_is_left_for_another(
         relayed(frame(HEAD_FRAME, b"no msgpack")),
         relayed(frame(BODY_FRAME, b"a body without a head"), frame(END_FRAME, b"")),
         relayed(),
+        b"HTTP/1.1 200 OK\r\nx-endless: " + b"a" * MOST_HEAD + b"a" * MOST_HEAD,
+        b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * MOST_HEAD,
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nffffffffffffffffffff\r\naaaa",
     ],
 )
 async def test_a_replica_that_lies_is_left_for_another(lie: bytes, servers: list[RunningServer]) -> None:
@@ -149,6 +154,70 @@ async def test_a_replica_that_lies_is_left_for_another(lie: bytes, servers: list
         assert {reply.status_code for reply in replies} == {200}
         assert len({reply.json()["choices"][0]["text"] for reply in replies}) == 1
         assert cluster.ingress.counts.lost
+
+
+async def test_a_replica_whose_state_cannot_be_read_is_left_for_another(
+    servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brackets without end: what the ingress asks it must not end the watch over all replicas."""
+    monkeypatch.setattr("dragoman.cluster.ingress.WATCH_S", 0.05)
+    states = [READY]
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /cluster/state"):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(states[-1]) + states[-1])
+        else:
+            states.append(b"[" * 100_000)
+        await reader.read()
+        writer.close()
+
+    odd = await asyncio.start_server(serve, "127.0.0.1", 0)
+    addresses = [("odd", odd.sockets[0].getsockname()[1]), ("well", servers[0].port)]
+    async with odd, cluster_of(addresses) as cluster, asyncio.timeout(60):
+        replies = await asyncio.gather(*(cluster.client.post("/v1/completions", json=BODY) for _ in range(6)))
+        assert {reply.status_code for reply in replies} == {200}
+        assert cluster.ingress.counts.lost
+
+
+async def test_no_replica_is_lost_where_the_ingress_lacks_descriptors(
+    servers: list[RunningServer], parts: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New requests are refused, and streams go on: that of the replica whose connection still is, and that of a lost
+    one when there is room again."""
+    monkeypatch.setattr("dragoman.cluster.ingress.WATCH_S", 0.02)
+    monkeypatch.setattr("dragoman.cluster.replica_table.PROBE_S", 0.02)
+    attempts = 0
+
+    async def fail(*arguments: object, **named: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with cluster_of([(f"r{number}", each.port) for number, each in enumerate(servers)]) as cluster:
+        body = {**BODY, "stream": True, "max_tokens": 200}
+        expected = (await cluster.client.post("/v1/completions", json=body)).text
+        parts.clear()
+        streams = [asyncio.create_task(cluster.client.post("/v1/completions", json=body)) for _ in range(2)]
+        await until(lambda: len(parts) > 10 and cluster.ingress.counts.running == 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+            await until(lambda: attempts > 20)
+            refused = await cluster.client.post("/v1/completions", json=BODY)
+            assert refused.status_code == 503
+            assert "The ingress has no room for a connection to a replica: Too many open files." in refused.text
+            assert len(cluster.table.ready) == 2
+            assert not cluster.ingress.counts.lost
+            cut(servers[0])
+            cut(servers[1])
+            await until(lambda: cluster.ingress.counts.lost == 2)
+        texts = [text_of((await stream).text) for stream in streams]
+        assert texts == [text_of(expected)] * 2
+
+
+def text_of(events: str) -> str:
+    lines = [line[6:] for line in events.splitlines() if line.startswith("data: {")]
+    return "".join(choice["text"] for line in lines for choice in msgspec.json.decode(line)["choices"])
 
 
 async def test_a_replica_that_refuses_what_it_has_begun_is_left_for_another(servers: list[RunningServer]) -> None:

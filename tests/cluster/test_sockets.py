@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -35,12 +36,13 @@ class Client:
 
 
 @asynccontextmanager
-async def socket(ingress: Ingress, path: str) -> AsyncIterator[Client]:
+async def socket(ingress: Ingress, path: str, **headers: str) -> AsyncIterator[Client]:
     client = Client()
     client.to_server.put_nowait({"type": "websocket.connect"})
     scope = {
         "type": "websocket", "path": path, "raw_path": path.encode(), "query_string": b"", "scheme": "ws",
-        "headers": [(b"host", b"localhost")], "client": ("203.0.113.7", 1), "subprotocols": [],
+        "headers": [(name.encode(), value.encode()) for name, value in {"host": "localhost", **headers}.items()],
+        "client": ("203.0.113.7", 1), "subprotocols": [],
     }  # fmt: skip
     running = asyncio.create_task(ingress(scope, client.to_server.get, client.from_server.put))  # type: ignore[arg-type]
     try:
@@ -135,7 +137,46 @@ async def test_a_path_without_a_socket_is_refused(servers: list[RunningServer]) 
     addresses = [("r0", servers[0].port)]
     async with cluster_of(addresses) as cluster, socket(cluster.ingress, "/v1/completions") as client:
         refusal = await client.receive()
-        assert refusal["type"] in ("websocket.http.response.start", "websocket.close")
+        assert refusal["status"] == 405
+        assert (b"content-type", b"application/json") in refusal["headers"]
+        assert "error" in json.loads((await client.receive())["body"])
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8000", "localhost", "[::1]:65535"])
+async def test_a_page_that_the_ingress_serves_opens_sockets(servers: list[RunningServer], host: str) -> None:
+    """Its origin is the ingress's own, not that of the replica."""
+    path, addresses = "/alexandria/api/ws", [("r0", servers[0].port)]
+    async with cluster_of(addresses) as cluster:
+        async with socket(cluster.ingress, path, host=host, origin=f"http://{host}") as client:
+            assert (await client.receive())["type"] == "websocket.accept"
+        async with socket(cluster.ingress, path, host=host, origin="http://evil.example") as client:
+            assert (await client.receive())["status"] == 403
+        async with socket(cluster.ingress, path, host="evil.example", origin="http://evil.example") as client:
+            assert (await client.receive())["status"] == 403
+
+
+@pytest.mark.parametrize("path", ["/alexandria/api/ws#part", "/alexandria/api/\x85"])
+@pytest.mark.parametrize("host", ["a b", "user:secret@localhost", "localhost:99999"])
+async def test_odd_targets_and_hosts_are_answered(servers: list[RunningServer], path: str, host: str) -> None:
+    async with cluster_of([("r0", servers[0].port)]) as cluster:
+        async with socket(cluster.ingress, path, host=host) as client:
+            assert (await client.receive())["status"] == 404
+        assert not cluster.ingress.counts.lost
+
+
+async def test_a_socket_that_the_ingress_has_no_descriptor_for_is_refused(
+    servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*arguments: Any, **named: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with cluster_of([("r0", servers[0].port)]) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+            async with socket(cluster.ingress, "/alexandria/api/ws") as client:
+                assert (await client.receive())["status"] == 503
+                assert b"Too many open files" in (await client.receive())["body"]
+        assert cluster.table.ready == ["r0"]
 
 
 async def test_a_socket_without_replicas_is_refused(servers: list[RunningServer]) -> None:

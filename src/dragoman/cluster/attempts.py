@@ -6,7 +6,7 @@ import asyncio
 
 from dragoman.cluster.answer import Frames
 from dragoman.cluster.running import RunningRequest
-from dragoman.cluster.upstream import ReplicaLost, ReplicaRefused
+from dragoman.cluster.upstream import NotAsked, ReplicaLost, ReplicaRefused
 from dragoman.core.errors import EngineUnavailable, GenerationFailed
 
 AGAIN_S = 0.2
@@ -79,12 +79,20 @@ class Attempts:
         if not self.lost_at and not self._running.entries:
             self._declined = error.answer
             return
+        await self._wait("The replica of this request was lost, and no other one has had room for it.")
+
+    async def not_asked(self, error: NotAsked) -> None:
+        """The ingress had no room. A request that was accepted before waits for some. Raises EngineUnavailable."""
+        if not self.lost_at and not self._running.entries:
+            raise EngineUnavailable(str(error)) from None
+        await self._wait(f"The replica of this request was lost. {error}")
+
+    async def _wait(self, message: str) -> None:
+        """Wait for the next attempt. Raises EngineUnavailable with this message where the time for it is over."""
         self.lost_at = self.lost_at or self._clock()
         await asyncio.sleep(AGAIN_S)
         if self._clock() - self.lost_at > self._continue_s:
-            raise EngineUnavailable(
-                "The replica of this request was lost, and no other one has had room for it."
-            ) from None
+            raise EngineUnavailable(message) from None
 
     def lost(self, name: str, error: ReplicaLost) -> None:
         """A replica broke off. Raises GenerationFailed for a request that may be what ends them."""

@@ -25,7 +25,7 @@ from dragoman.cluster.replica_state import Replica, read_state
 from dragoman.cluster.routing import Wanted
 from dragoman.cluster.running import Arrivals, Changed, RunningRequest
 from dragoman.cluster.stored_ids import StoredIds
-from dragoman.cluster.upstream import ReplicaConnection, ReplicaLost, ReplicaPool, ReplicaRefused
+from dragoman.cluster.upstream import NotAsked, ReplicaConnection, ReplicaLost, ReplicaPool, ReplicaRefused
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, GenerationFailed
 from dragoman.dialects.api import Dialect
 from dragoman.server.body import read_body
@@ -244,6 +244,8 @@ class Ingress:
                     if running.has_succeeded:
                         self._stored.learn(ids, replica.name)
                     return True
+                except NotAsked as error:
+                    failure = error
                 except ReplicaLost as error:
                     self._replicas.lose(replica, str(error))
                     self.pool.drop(replica.host, replica.port)
@@ -254,6 +256,8 @@ class Ingress:
             raise attempts.no_replica(error) from None
         if isinstance(failure, NotOnReplica):
             attempts.not_there(replica.name, failure)
+        elif isinstance(failure, NotAsked):
+            await attempts.not_asked(failure)
         elif isinstance(failure, ReplicaDeclined):
             self.counts.retried += 1
             await attempts.declined(replica.name, failure)
@@ -339,6 +343,8 @@ class Ingress:
     async def _is_there(self, replica: Replica) -> bool:
         try:
             await read_state(self.pool, replica, self._secret)
+        except NotAsked:
+            return True
         except ReplicaLost:
             return False
         return True

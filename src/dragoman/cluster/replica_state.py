@@ -48,7 +48,7 @@ async def read_state(pool: ReplicaPool, replica: Replica, secret: bytes) -> Mapp
     body = await ask_replica(pool, replica, secret, "GET", STATE_PATH)
     try:
         state = msgspec.json.decode(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         state = None
     if not isinstance(state, dict):
         raise ReplicaLost("its state cannot be read")

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from dragoman.cluster.prompt_text import PromptText
 from dragoman.cluster.replica_state import NOT_ADMITTED, Replica, read_state
 from dragoman.cluster.routing import ReplicaChoice, Wanted
-from dragoman.cluster.upstream import ReplicaLost, ReplicaPool
+from dragoman.cluster.upstream import NotAsked, ReplicaLost, ReplicaPool
 from dragoman.core.errors import EngineUnavailable
 
 log = logging.getLogger("dragoman.cluster")
@@ -104,11 +104,13 @@ class ReplicaTable:
         name = replica.name
         try:
             state = await read_state(self._pool, replica, self._secret)
+        except NotAsked:
+            return
         except ReplicaLost as error:
             self._reasons[name] = str(error)
             return
         self.choice.report(name, state)
         self.fingerprints[name] = str(state.get("fingerprint", ""))
-        self._reasons[name] = "" if state.get("ready") is True else str(state.get("reason", "it is not ready"))
+        self._reasons[name] = "" if state.get("ready") is True else str(state.get("reason") or "it is not ready")
         if not self._reasons[name]:
             self._changed.set()

@@ -58,7 +58,7 @@ class RoutedReplicas:
             self._stated.setdefault(name, "")
             return
         self._seen_at[name] = at
-        self._stated[name] = "" if state.get("ready") is True else str(state.get("reason", "it is not ready"))
+        self._stated[name] = "" if state.get("ready") is True else str(state.get("reason") or "it is not ready")
         loss = self._lost.get(name)
         if loss is not None and at >= loss.at + LOST_S:
             del self._lost[name]

@@ -19,21 +19,27 @@ import websockets
 from starlette.types import Receive, Scope, Send
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+from websockets.http11 import Response
 
+from dragoman.cluster.answer import INTERNAL as FOR_THE_INGRESS
+from dragoman.cluster.answer import head_of
 from dragoman.cluster.attempts import MOST_LOSSES
 from dragoman.cluster.counts import IngressCounts
 from dragoman.cluster.errors import ErrorWriter
 from dragoman.cluster.ingress import IngressSettings, Replicas
 from dragoman.cluster.replica_state import Replica
 from dragoman.cluster.routing import Wanted
-from dragoman.core.errors import DragomanError, GenerationFailed
+from dragoman.cluster.upstream import NO_DESCRIPTORS, RELAYED, ReplicaLost
+from dragoman.core.errors import DragomanError, EngineUnavailable, GenerationFailed
 from dragoman.server.middleware import request_id_of
-from dragoman.server.relay import CLIENT, ENTROPY, INTERNAL, NOW, SCHEME, SECRET
+from dragoman.server.relay import BODY_FRAME, CLIENT, ENTROPY, HEAD_FRAME, INTERNAL, NOW, SCHEME, SECRET
 
 log = logging.getLogger("dragoman.cluster")
 
 _MEASURED = re.compile(rb'"execution_time":[^,}]*')
 """What the answer to a message has that is another one when the message is answered again."""
+
+_HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
 
 MOST_KEPT = 4 * 1024 * 1024
 """Bytes of a client's messages that are kept to be repeated. A socket with more ends with its replica."""
@@ -50,6 +56,13 @@ class _Lost(Exception):
 
 class _Gone(Exception):
     """The client left."""
+
+
+class _Connect(connect):
+    """Follows no redirects: they are answers for the client."""
+
+    def process_redirect(self, exc: Exception) -> Exception | str:
+        return exc
 
 
 class SocketRelay:
@@ -106,13 +119,14 @@ class _Socket:
         host, port = scope.get("client") or ("", 0)
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
         query: bytes = scope.get("query_string", b"")
-        self._target = (raw.partition(b"?")[0] + (b"?" + query if query else b"")).decode("latin-1")
+        target = raw.partition(b"?")[0] + (b"?" + query if query else b"")
+        self._target = target.replace(b"#", b"%23").decode("latin-1")
         self._headers = [
             (name.decode("latin-1"), value.decode("latin-1"))
             for name, value in scope["headers"]
             if name not in OF_THE_HANDSHAKE and not name.startswith((b"sec-websocket-", b"x-request-id", INTERNAL))
         ]
-        self._host = dict(scope["headers"]).get(b"host", b"localhost").decode("latin-1")
+        self._host = dict(scope["headers"]).get(b"host", b"").decode("latin-1")
         own = {
             b"x-request-id": request_id_of(scope),
             SECRET: secret.decode(),
@@ -135,9 +149,13 @@ class _Socket:
 
     async def run(self, replica: Replica, most: int) -> None:
         """Pass messages both ways until either side closes. Raises _Lost and _Gone."""
+        # A page's origin is compared with the Host that it asked for.
+        host = self._host if _is_host(self._host) else f"{replica.host}:{replica.port}"
         try:
-            upstream = await connect(
-                f"ws://{replica.host}:{replica.port}{self._target}",
+            upstream = await _Connect(
+                f"ws://{host}{self._target}",
+                host=replica.host,
+                port=replica.port,
                 additional_headers=self._headers,
                 subprotocols=[websockets.Subprotocol(name) for name in self._subprotocols] or None,
                 compression=None,
@@ -147,14 +165,16 @@ class _Socket:
                 user_agent_header=None,
             )
         except InvalidStatus as refusal:
-            answer = refusal.response
-            if self.is_open or answer.status_code == 503:
-                raise _Lost(f"it answered with status {answer.status_code}") from None
-            headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
-            headers = [each for each in headers if each[0] not in OF_THE_HANDSHAKE and each[0] != b"date"]
-            await self.refuse(answer.status_code, headers, bytes(answer.body or b""))
+            status, headers, body = _refusal(refusal.response)
+            if self.is_open or status == 503:
+                raise _Lost(f"it answered with status {status}") from None
+            await self.refuse(status, headers, body)
             return
         except (OSError, TimeoutError, InvalidHandshake) as error:
+            if isinstance(error, OSError) and error.errno in NO_DESCRIPTORS and not self.is_open:
+                raise EngineUnavailable(
+                    f"The ingress has no room for a connection to a replica: {error.strerror}."
+                ) from None
             raise _Lost(f"it cannot be reached: {type(error).__name__}") from None
         try:
             await self._relay(upstream)
@@ -244,3 +264,34 @@ class _Socket:
         """Answer as to any other request, instead of opening the socket."""
         await self._send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": body})
+
+
+def _is_host(text: str) -> bool:
+    """Return whether a Host header can stand in an address."""
+    found = _HOST.fullmatch(text)
+    return found is not None and 0 < int(found[1] or 80) <= 65535
+
+
+def _refusal(answer: Response) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, headers and body of an answer in place of a socket. Raises _Lost where it cannot be read."""
+    status, body = answer.status_code, bytes(answer.body or b"")
+    headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in answer.headers.raw_items()]
+    if (b"content-type", RELAYED) in headers:
+        status, headers, body = _unframed(body)
+    left_out = {*OF_THE_HANDSHAKE, *FOR_THE_INGRESS, b"date"}
+    return status, [each for each in headers if each[0] not in left_out], body
+
+
+def _unframed(data: bytes) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    head, body = b"", b""
+    while len(data) >= 5:
+        kind, end = data[0], 5 + int.from_bytes(data[1:5], "little")
+        payload, data = data[5:end], data[end:]
+        if kind == HEAD_FRAME:
+            head = payload
+        elif kind == BODY_FRAME:
+            body += payload
+    try:
+        return *head_of(head), body
+    except ReplicaLost as error:
+        raise _Lost(str(error)) from None

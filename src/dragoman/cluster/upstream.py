@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections import deque
 from collections.abc import Sequence
 from typing import cast
@@ -17,7 +18,10 @@ MOST_UNREAD = 64
 MOST_FRAME = 64 * 1024 * 1024
 MOST_IDLE = 256
 """Connections to one replica that wait for the next requests."""
+MOST_HEAD = 64 * 1024
 RELAYED = b"application/x-dragoman-relay"
+NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of an attempt to connect that are about this process or its machine, not about the replica."""
 
 
 class ReplicaLost(Exception):
@@ -26,6 +30,10 @@ class ReplicaLost(Exception):
 
 class ReplicaRefused(ReplicaLost):
     """The replica does not take requests of this ingress: the secret differs, or it is none of a cluster."""
+
+
+class NotAsked(ReplicaLost):
+    """The ingress itself has no room for a connection: nothing is known of the replica by that."""
 
 
 class ReplicaConnection(asyncio.Protocol):
@@ -40,6 +48,8 @@ class ReplicaConnection(asyncio.Protocol):
         self._is_paused = False
         self._is_relayed = False
         self._keeps_alive = False
+        self._has_head = False
+        self._head_bytes = 0
         self._status = 0
         self.fault = ""
         self.is_complete = True
@@ -48,7 +58,8 @@ class ReplicaConnection(asyncio.Protocol):
 
     def start(self, method: str, target: bytes, headers: Sequence[tuple[bytes, bytes]], body: Sequence[bytes]) -> None:
         """Send a request."""
-        self.is_complete = self._is_relayed = False
+        self.is_complete = self._is_relayed = self._has_head = False
+        self._head_bytes = 0
         lines = [b"%s %s HTTP/1.1\r\n" % (method.encode(), target)]
         lines += [b"%s: %s\r\n" % (name, value) for name, value in headers]
         self._transport.writelines([*lines, b"\r\n", *body])
@@ -93,10 +104,17 @@ class ReplicaConnection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        if self.is_complete:
+            self._fail("it sent what it was not asked for")
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._fail(f"it does not answer in HTTP: {error}")
+        if not self._has_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > MOST_HEAD:
+                self._fail("the head of its answer is too long")
         self._waiter.end()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,6 +134,9 @@ class ReplicaConnection(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type" and value == RELAYED:
             self._is_relayed = True
+
+    def on_headers_complete(self) -> None:
+        self._has_head = True
 
     def on_body(self, body: bytes) -> None:
         partial = self._partial
@@ -162,6 +183,9 @@ class ReplicaPool:
             async with asyncio.timeout(CONNECT_S):
                 _, connection = await asyncio.get_running_loop().create_connection(ReplicaConnection, host, port)
         except (OSError, TimeoutError) as error:
+            if getattr(error, "errno", None) in NO_DESCRIPTORS:
+                self._drop_all()
+                raise NotAsked(f"The ingress has no room for a connection to a replica: {error.strerror}.") from None
             reason = getattr(error, "strerror", None) or "no answer"
             raise ReplicaLost(f"{host}:{port} cannot be reached: {reason}") from None
         return connection
@@ -181,6 +205,9 @@ class ReplicaPool:
         for connection in self._idle.pop((host, port), []):
             connection.close()
 
-    def close(self) -> None:
+    def _drop_all(self) -> None:
         for host, port in list(self._idle):
             self.drop(host, port)
+
+    def close(self) -> None:
+        self._drop_all()
