@@ -3,11 +3,25 @@
 import type { ComponentChildren, VNode } from "preact";
 import { memo } from "preact/compat";
 import { CopyButton } from "./copy";
-import { lexer, type Token, type Tokens } from "marked";
+import { Lexer, type Token, type Tokens } from "marked";
 import { spelledOut } from "./visible";
 
 /** Longer texts are shown as they are: laying them out as Markdown would block the page. */
 const LONGEST = 100_000;
+
+/** A longer paragraph, cell or heading has no emphasis and no links: the time to find them grows with its square. */
+const LONGEST_PIECE = 4000;
+
+/** Lists and quotations within one another, as a line begins them: each level costs time and stack. */
+const DEEP = /^(?:[ \t]*(?:>|(?:[-*+]|\d{1,9}[.)])[ \t])){50}/m;
+
+class BoundedLexer extends Lexer {
+    override inlineTokens(text: string, tokens: Token[] = []): Token[] {
+        if (text.length <= LONGEST_PIECE) return super.inlineTokens(text, tokens);
+        tokens.push({ type: "text", raw: text, text, escaped: false });
+        return tokens;
+    }
+}
 
 const NAMED: Record<string, string> = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 
@@ -161,7 +175,8 @@ export const Markdown = memo(function Markdown({ text, whole }: { text: string; 
     }
     let tokens: Token[];
     try {
-        tokens = lexer(text);
+        if (DEEP.test(text)) throw new RangeError("too deep");
+        tokens = new BoundedLexer().lex(text);
     } catch {
         return (
             <pre class="plain" dir="auto">

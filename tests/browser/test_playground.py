@@ -375,3 +375,25 @@ def test_a_megabyte_of_text_leaves_the_page_alive(playground: Playground) -> Non
     script_text(page, "ok")
     page.get_by_role("button", name="Send", exact=True).click()
     assert playground.answer(2).locator(".markdown").inner_text() == "ok"
+
+
+SLOW_TO_PARSE = {
+    "one long word": "a" * 90_000 + "@",
+    "underscores": "__a__b" * 15_000,
+    "stars": "*" * 40_000 + "a" + "*" * 40_000,
+    "quotations within quotations": "> - " * 20_000,
+}
+"""What takes a Markdown parser time that grows with the square of its length: it was 20 seconds for some."""
+
+
+@pytest.mark.parametrize("kind", SLOW_TO_PARSE)
+def test_text_that_is_slow_to_parse_leaves_the_page_alive(playground: Playground, kind: str) -> None:
+    page = playground.page
+    script_text(page, f"{SLOW_TO_PARSE[kind]}\n\nThe **end**", pieces=40)
+    playground.ask("Say something slow")
+    page.locator(".answer").wait_for()
+    page.locator("#question").fill("still here", timeout=5000)
+    answer = playground.answer()
+    assert SLOW_TO_PARSE[kind][-1000:].strip("> -") in answer.inner_text()
+    is_shown_as_it_is = kind == "quotations within quotations"
+    assert answer.locator("strong", has_text="end").count() == (0 if is_shown_as_it_is else 1)
