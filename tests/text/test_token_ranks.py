@@ -18,6 +18,7 @@ from transformers.integrations.mistral.tokenizer import MistralConverter
 from dragoman.core.errors import ModelError
 from dragoman.text import Tokenizer
 from dragoman.text.decoder import byte_level_bytes
+from dragoman.text.vocabularies import byte_ranks
 from tests.text.conftest import LINES
 from tests.text.vocabulary_cases import ODD_TOKENS, TEKKEN_PATTERN, TOKENS, lines_of, plain, streamed, tekken, token
 
@@ -136,7 +137,7 @@ def test_special_tokens_of_classes_follow_the_tokens_of_their_files(load_file: L
         (lines_of(TOKENS) + b"Y\n", "line 269 is not a token"),
         (lines_of(TOKENS) + b"!!! 268\n", "line 269 is not a token"),
         (lines_of([*TOKENS, b"x" * 40_000]), "too long"),
-        (b"\n" * (1 << 23), "more than 4,194,304 lines"),
+        (b"\n" * (1 << 23), "more than 2,097,152 lines"),
     ],
 )
 def test_a_damaged_file_of_tiktoken_is_named(load_file: Load, tmp_path: Path, data: bytes, complaint: str) -> None:
@@ -144,6 +145,13 @@ def test_a_damaged_file_of_tiktoken_is_named(load_file: Load, tmp_path: Path, da
         load_file("qwen.tiktoken", data)
     assert str(tmp_path / "qwen.tiktoken") in refused.value.message
     assert complaint in refused.value.message
+
+
+def test_too_many_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, load_file: Load) -> None:
+    monkeypatch.setattr(byte_ranks, "MOST_TOKENS", 268)
+    assert load_file("qwen.tiktoken", lines_of(TOKENS)).vocab_size == 268 + 208
+    with pytest.raises(ModelError, match="more than 268 tokens"):
+        load_file("qwen.tiktoken", lines_of([*TOKENS, b"xyz"]))
 
 
 # tekken
@@ -185,6 +193,7 @@ _CONFIG = {"pattern": TEKKEN_PATTERN}
             "at `$.config.default_vocab_size`",
         ),
         (tekken(config=_CONFIG | {"default_num_special_tokens": 4}), "less than the 5 special_tokens"),
+        (tekken(config=_CONFIG | {"default_num_special_tokens": 16_385}), "16,385 special and added tokens"),
         (tekken(special_tokens=[{"rank": 7, "token_str": "<s>"}]), "all ranks from 0 on"),
         (
             tekken(special_tokens=[{"rank": 0, "token_str": 5}]),

@@ -173,6 +173,10 @@ def test_symbols_of_users_are_found_where_spaces_are_marks(load_file: Load) -> N
     assert spelled(bare, "   abc") == ["▁▁", "▁a", "bc"]
 
 
+# All strings of two letters up to 16 long: of the same score each could be joined in as many ways as it has letters.
+SAME = [("".join(each), 0.0, NORMAL) for size in range(2, 17) for each in itertools.product("yz", repeat=size)]
+
+
 @pytest.mark.parametrize(
     ("data", "complaint"),
     [
@@ -197,6 +201,9 @@ def test_symbols_of_users_are_found_where_spaces_are_marks(load_file: Load) -> N
             "leads out of its",
         ),
         (model([("x" * 40_000, 0.0, NORMAL), *SMALL]), "too long"),
+        (model([*SMALL, ("y", 0.0, NORMAL), ("z", 0.0, NORMAL), *SAME]), "more than 1,048,576 ways"),
+        (model([*SMALL, *((f"<{i}>", 0.0, CONTROL) for i in range(1 << 14))]), "16,386 special and added tokens"),
+        (model([*SMALL, *((f"<{i}>", 0.0, USER_DEFINED) for i in range(1 << 14))]), "16,386 special and added tokens"),
         (model(SMALL).replace(b"<s>", b"<\xff>"), "piece 1 is not UTF-8"),
     ],
 )
@@ -205,6 +212,25 @@ def test_a_damaged_sentencepiece_model_is_named(load_file: Load, tmp_path: Path,
         load_file("tokenizer.model", data)
     assert str(tmp_path / "tokenizer.model") in refused.value.message
     assert complaint in refused.value.message
+
+
+def test_pieces_that_are_long_and_many_are_refused(load_file: Load) -> None:
+    """The sum of their squared lengths is what finding their parts may take."""
+    pieces = [(f"{i:x}".rjust(1000, "a"), 0.0, NORMAL) for i in range(70)]
+    with pytest.raises(ModelError, match="too long"):
+        load_file("tokenizer.model", model([*SMALL, *pieces]))
+
+
+def test_two_files_with_too_much_in_them_are_refused(load_file: Load, tmp_path: Path) -> None:
+    (tmp_path / "merges.txt").write_text("a b\n" * ((1 << 20) + 1))
+    (tmp_path / "vocab.json").write_text('{"a": 0, "b": 1, "ab": 2}')
+    with pytest.raises(ModelError, match=r"merges.txt: it has more than 1,048,576 merges"):
+        Tokenizer.load(tmp_path)
+    (tmp_path / "merges.txt").write_text("a b\n")
+    assert list(Tokenizer.load(tmp_path).encode("ab")) == [2]
+    (tmp_path / "vocab.json").write_text('{"a": 0,' * ((1 << 20) + 1))
+    with pytest.raises(ModelError, match=r"vocab.json: it has more than 1,048,576 tokens"):
+        Tokenizer.load(tmp_path)
 
 
 def test_a_huge_file_is_not_read(load_file: Load, tmp_path: Path) -> None:

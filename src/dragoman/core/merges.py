@@ -10,24 +10,24 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 
-MOST_STEPS = 1 << 28
-"""Sum of the squared lengths of all tokens: the largest vocabularies have a tenth of it."""
+MOST_STEPS = 1 << 26
+"""Sum of the squared lengths of all tokens, which takes a few seconds: the largest vocabularies have a third of it."""
+MOST_MERGES = 1 << 20
+"""The largest vocabularies have 600,000. The library keeps the GIL while it reads them."""
 
 
-class TooLongTokens(ValueError):
-    """Finding the parts of these tokens would take minutes."""
-
-    def __init__(self) -> None:
-        super().__init__("are too long to be those of a vocabulary")
+class TooManyMerges(ValueError):
+    """Finding the merges of these tokens would take minutes. The message goes on after "the tokens"."""
 
 
 def merges_of(ranks: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the merges, best rank first (the lowest number). Tokens that never come about have none.
 
-    Tokens of the same rank have all pairs of parts: which of them come about depends on the text. Raises TooLongTokens.
+    Tokens of the same rank have all pairs of parts: which of them come about depends on the text. Raises
+    TooManyMerges.
     """
     if sum(len(token) ** 2 for token in ranks) > MOST_STEPS:
-        raise TooLongTokens
+        raise TooManyMerges("are too long to be those of a vocabulary")
     shared = _shared_ranks(ranks)
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
@@ -40,6 +40,8 @@ def merges_of(ranks: Mapping[str, float]) -> list[tuple[str, str]]:
             cuts = range(len(token) - 1, 0, -1)
             pairs = ((token[:cut], token[cut:]) for cut in cuts)
             merges += [pair for pair in pairs if pair != parts and pair[0] in ranks and pair[1] in ranks]
+        if len(merges) > MOST_MERGES:
+            raise TooManyMerges(f"can be joined in more than {MOST_MERGES:,} ways")
     return merges
 
 

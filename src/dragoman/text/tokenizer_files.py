@@ -135,12 +135,16 @@ def _add_declared_tokens(pipeline: Tokenizer, declared: Mapping[str, Mapping[str
     """Add tokens that only ``tokenizer_config.json`` has, which must get the ids it states. It also says of those that
     the pipeline has which spaces around them they take."""
     known = pipeline.get_added_tokens_decoder()
+    wanted = []
     for token_id, token in sorted((int(token_id), token) for token_id, token in declared.items()):
         if token_id in known and (known[token_id].content != token["content"] or "lstrip" not in token):
             continue
-        pipeline.add_tokens([AddedToken(**token)])
-        if pipeline.token_to_id(token["content"]) != token_id:
-            raise ValueError(f"the added token {token['content']!r} cannot have the id {token_id}")
+        wanted.append((token_id, AddedToken(**token)))
+    # All at once: each call prepares the search for all tokens anew.
+    pipeline.add_tokens([added for _, added in wanted])
+    for token_id, added in wanted:
+        if pipeline.token_to_id(added.content) != token_id:
+            raise ValueError(f"the added token {added.content!r} cannot have the id {token_id}")
 
 
 def _added(token: object, declared: Mapping[str, Mapping[str, Any]]) -> AddedToken:

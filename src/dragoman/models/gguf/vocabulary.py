@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
-from dragoman.core.merges import TooLongTokens, merges_of
+from dragoman.core.merges import TooManyMerges, merges_of
 from dragoman.models.gguf import unigram, wordpiece
 from dragoman.models.gguf.file import GgufFile
 from dragoman.models.gguf.metadata import Metadata
@@ -273,7 +273,7 @@ def _merges_by_score(keys: Metadata, vocabulary: Vocabulary, scores: NDArray[Any
     pieces = vocabulary.of(TokenType.NORMAL, TokenType.USER_DEFINED)
     try:
         return merges_of({vocabulary.tokens[i]: -float(scores[i]) for i in pieces})
-    except TooLongTokens as error:
+    except TooManyMerges as error:
         raise keys.file.fail(f"{_PREFIX}tokens", str(error)) from None
 
 

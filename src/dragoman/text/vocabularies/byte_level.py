@@ -12,9 +12,10 @@ from typing import NamedTuple
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman.core.errors import ModelError
+from dragoman.core.merges import MOST_MERGES
 from dragoman.core.split_patterns import QWEN2
 from dragoman.text.vocabularies.byte_ranks import split_words
-from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, call_library
+from dragoman.text.vocabularies.folder import MOST_TOKENS, FolderSettings, Vocabulary, call_library, read_bounded
 
 _END = "<|endoftext|>"
 
@@ -83,6 +84,9 @@ def knows_class(settings: FolderSettings) -> bool:
 def read_byte_level(vocabulary: Path, merges: Path, settings: FolderSettings) -> Vocabulary:
     """Return the pipeline of two files. Raises ModelError that names them."""
     kind = _CLASSES[class_of(settings)]
+    for path, mark, most, what in ((vocabulary, b":", MOST_TOKENS, "tokens"), (merges, b"\n", MOST_MERGES, "merges")):
+        if read_bounded(path).count(mark) > most:
+            raise ModelError(f"{path}: it has more than {most:,} {what}")
     try:
         model = call_library(models.BPE.from_file, str(vocabulary), str(merges))
     except Exception as error:  # the library raises plain Exception

@@ -8,11 +8,9 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman.core.errors import ModelError
-from dragoman.core.merges import TooLongTokens, merges_of
+from dragoman.core.merges import TooManyMerges, merges_of
 from dragoman.text.decoder import byte_level_token
-from dragoman.text.vocabularies.folder import build
-
-MOST_TOKENS = 1 << 21
+from dragoman.text.vocabularies.folder import MOST_TOKENS, build
 
 
 def byte_level_pipeline(
@@ -22,6 +20,8 @@ def byte_level_pipeline(
 
     Raises ModelError that names the file: for a token twice, and where bytes have no token.
     """
+    if len(tokens) > MOST_TOKENS:
+        raise ModelError(f"{path}: it has more than {MOST_TOKENS:,} tokens")
     spelled = [byte_level_token(token) for token in tokens]
     if len(set(spelled)) != len(spelled):
         seen: set[bytes] = set()
@@ -38,7 +38,7 @@ def byte_level_pipeline(
         raise ModelError(f"{path}: {clash!r:.100} is a special token and another one")
     try:
         merges = merges_of(ranks)
-    except TooLongTokens as error:
+    except TooManyMerges as error:
         raise ModelError(f"{path}: its tokens {error}") from None
     vocabulary = {**first, **{token: rank + len(first) for token, rank in ranks.items()}}
     model = build(path, models.BPE, vocabulary, merges, fuse_unk=False)

@@ -14,6 +14,11 @@ _Result = TypeVar("_Result")
 
 LARGEST_FILE = 64 << 20
 """Bytes of a vocabulary's file: the largest that are published have 20 MB."""
+MOST_TOKENS = 1 << 20
+"""Of a vocabulary: the largest that are published have 900,000. The library keeps the GIL while it builds one."""
+MOST_ADDED = 1 << 14
+"""Tokens that are found in a text before it is split, which take the library time by the square of their number: the
+most that are published are 6,500."""
 
 
 class FolderSettings(NamedTuple):
@@ -123,6 +128,12 @@ def read_bounded(path: Path) -> bytes:
     if len(data) > LARGEST_FILE:
         raise ModelError(f"{path}: a vocabulary has at most {LARGEST_FILE >> 20} MiB")
     return data
+
+
+def check_added(path: Path, count: int) -> None:
+    """Raise ModelError where a file has too many tokens that are found in a text before it is split."""
+    if count > MOST_ADDED:
+        raise ModelError(f"{path}: it has {count:,} special and added tokens; at most {MOST_ADDED:,} are read")
 
 
 def build(path: Path, function: Callable[..., _Result], *arguments: Any, **options: Any) -> _Result:

@@ -13,9 +13,9 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman.core.errors import ModelError
-from dragoman.core.merges import TooLongTokens, merges_of
+from dragoman.core.merges import TooManyMerges, merges_of
 from dragoman.core.sentencepiece import charsmap_problem, pattern_between
-from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, build
+from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, build, check_added
 from dragoman.text.vocabularies.sentencepiece_file import PieceType, SentencePieceModel, parse_sentencepiece
 
 _SPACE = "▁"
@@ -42,6 +42,7 @@ OWN_RULES = frozenset(
 def read_sentencepiece(path: Path, data: bytes, settings: FolderSettings) -> Vocabulary:
     """Return the pipeline of a file. Raises ModelError that names it."""
     model = parse_sentencepiece(path, data)
+    check_added(path, len(model.of(PieceType.CONTROL, PieceType.USER_DEFINED)))
     if not settings.kind and settings.family in _USUAL:
         settings = settings.of_class(_USUAL[settings.family])
     if settings.kind in _SHIFTED:
@@ -100,7 +101,7 @@ def _merging(path: Path, model: SentencePieceModel, has_bytes: bool) -> models.B
     joined = model.of(PieceType.NORMAL, PieceType.USER_DEFINED)
     try:
         merges = merges_of({model.pieces[i]: -model.scores[i] for i in joined})
-    except TooLongTokens as error:
+    except TooManyMerges as error:
         raise ModelError(f"{path}: its tokens {error}") from None
     return build(
         path,

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dragoman.core.errors import ModelError
+from dragoman.text.vocabularies.folder import MOST_TOKENS
 
-MOST_PIECES = 1 << 21
 _FLOAT = struct.Struct("<f")
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
@@ -91,8 +91,8 @@ def _parse(data: bytes) -> SentencePieceModel:
             pieces.append(piece)
             scores.append(score)
             types.append(kind)
-            if len(pieces) > MOST_PIECES:
-                raise _Damaged(f"it has more than {MOST_PIECES:,} pieces")
+            if len(pieces) > MOST_TOKENS:
+                raise _Damaged(f"it has more than {MOST_TOKENS:,} pieces")
         elif number == 2:
             trainer |= _message(data, value, "trainer_spec")
         elif number == 3:

@@ -11,8 +11,8 @@ import msgspec
 from tokenizers import AddedToken
 
 from dragoman.core.errors import ModelError
-from dragoman.text.vocabularies.byte_ranks import MOST_TOKENS, byte_level_pipeline, named_ids
-from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary
+from dragoman.text.vocabularies.byte_ranks import byte_level_pipeline, named_ids
+from dragoman.text.vocabularies.folder import MOST_TOKENS, FolderSettings, Vocabulary, check_added
 
 _NAMES = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 # Those of files that do not list them: the first ones that were published.
@@ -52,6 +52,8 @@ def read_tekken(path: Path, data: bytes, settings: FolderSettings) -> Vocabulary
     """Return the pipeline of a file. Raises ModelError that names it."""
     try:
         content = msgspec.json.decode(data, type=_File)
+        given = len(content.special_tokens or ())
+        check_added(path, max(given, content.config.default_num_special_tokens or 0))
         specials = _specials(content.special_tokens, content.config.default_num_special_tokens)
         tokens = _tokens(content.vocab, content.config.default_vocab_size, len(specials))
     except (ValueError, RecursionError) as error:

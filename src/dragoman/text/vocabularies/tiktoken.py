@@ -18,8 +18,8 @@ from tokenizers import AddedToken
 
 from dragoman.core.errors import ModelError
 from dragoman.core.split_patterns import KIMI, LLAMA3, QWEN2
-from dragoman.text.vocabularies.byte_ranks import MOST_TOKENS, byte_level_pipeline, named_ids
-from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary
+from dragoman.text.vocabularies.byte_ranks import byte_level_pipeline, named_ids
+from dragoman.text.vocabularies.folder import MOST_TOKENS, FolderSettings, Vocabulary
 
 _LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d{1,8}\r?\n")
 _EXTRAS = tuple(f"<|extra_{i}|>" for i in range(205))

@@ -7,8 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from dragoman.core.errors import ModelError
-from dragoman.text.vocabularies.byte_ranks import MOST_TOKENS
-from dragoman.text.vocabularies.folder import FolderSettings, Vocabulary, build
+from dragoman.text.vocabularies.folder import MOST_TOKENS, FolderSettings, Vocabulary, build
 
 _NAMES = {
     "unk_token": "[UNK]",
