@@ -41,7 +41,8 @@ class FakeVllm:
     """One server. ``requests`` holds the bodies that it was sent, without those of probes.
 
     ``step_s``: time of a token. ``forced``: tokens by the number of tokens before them in prompt and output.
-    ``cut_after``: streams break after so many tokens, once. ``stalls_after``: they fall silent.
+    ``cut_after``: streams break after so many tokens, once. ``stalls_after``: they fall silent. ``drips``: its health comes
+    byte by byte, without end.
     ``plugin``: the ``FakePlugin`` that its workers run. ``front``: what the plugin in its front says for its version.
     """
 
@@ -75,7 +76,7 @@ class FakeVllm:
         self.fails_with: tuple[int, str] | None = None
         self.error_in_stream: tuple[int, str] | None = None
         self.finish_reason: str | None = None
-        self.is_healthy = True
+        self.is_healthy, self.drips = True, False
         self.requests: list[dict[str, Any]] = []
         self.running = 0
         self.most_running = 0
@@ -126,7 +127,15 @@ class FakeVllm:
         return JSONResponse({"version": self.version})
 
     async def _health(self, request: Request) -> Response:
+        if self.drips:
+            return StreamingResponse(self._endless(), 200)
         return Response(status_code=200 if self.is_healthy else 503)
+
+    @staticmethod
+    async def _endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"a"
+            await asyncio.sleep(0.01)
 
     async def _metrics(self, request: Request) -> Response:
         labels = f'engine="0",model_name="{self.name}"'

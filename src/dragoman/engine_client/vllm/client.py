@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 MOST_LOSSES = 3
 """Failures of a sequence without a token in between before it is failed: it may be what kills the servers."""
 RETRY_S = 0.2
+LONGEST_RETRY_S = 10.0
 STEP_S = 0.05
 """Interval of the steps that observers are told: vLLM's own are not known here."""
 MAX_UNFINISHED = 4096
@@ -295,7 +296,7 @@ class VllmClient:
 
         Returns the prompt's event; None where the request has failed, or was a sequence.
         """
-        losses = 0
+        losses, refused_since = 0, 0.0
         while True:
             await self._tenants.acquire(request.request)
             try:
@@ -328,7 +329,16 @@ class VllmClient:
                 upstream.running -= 1
                 self._tenants.release(request.request)
             if index is not None and len(request.generated[index]) > before:
-                losses = 0
+                losses, refused_since = 0, 0.0
+            if lost.again_s is not None:
+                if not refused_since:
+                    refused_since = self._now()
+                    log.warning("the vLLM server at %s takes no request: %s; it is asked again", upstream.address, lost)
+                if self._now() - refused_since > self._hang_s:
+                    self._fail(request, index, f"vLLM has taken no request for {self._hang_s:g} s ({lost.message})")
+                    return None
+                await asyncio.sleep(min(max(lost.again_s, RETRY_S), LONGEST_RETRY_S))
+                continue
             losses += lost.was_connected
             log.warning("a stream of the vLLM server at %s was lost: %s; it continues", upstream.address, lost.message)
             if losses >= MOST_LOSSES:

@@ -44,6 +44,9 @@ from dragoman.engine_client.vllm.translation import (
 )
 from dragoman.engine_client.vllm.upstream import Upstream
 
+BUSY = (429, 503)
+"""Statuses that say nothing about the request: the server, or a proxy before it, has no room for it now."""
+
 Deliver = Callable[["InFlight", list[EngineEvent]], None]
 
 
@@ -128,7 +131,7 @@ async def stream_sequence(upstream: Upstream, running: InFlight, index: int, del
             try:
                 for choice in _choices(events, data):
                     timeout_s = hang_s
-                    found = _token_events(running, index, position, choice)
+                    found = _token_events(running, index, position, choice, upstream.traits.vocab_size)
                     position += len(found)
                     new += found
                     if found and found[-1].finish is not None:
@@ -151,7 +154,8 @@ def _check_status(answer: Answer, content: bytes) -> None:
         message = error_message(content)
         if 400 <= answer.status < 500 and answer.status not in (408, 429):
             raise Refused(message)
-        raise HttpFailure(f"it answers with status {answer.status}: {message}")
+        again_s = answer.retry_after_s if answer.status in BUSY else None
+        raise HttpFailure(f"it answers with status {answer.status}: {message}", again_s=again_s)
 
 
 def _choices(events: EventReader, data: bytes) -> Iterator[Choice]:
@@ -167,19 +171,25 @@ def _choices(events: EventReader, data: bytes) -> Iterator[Choice]:
         raise HttpFailure(f"its stream is not as expected: {error}") from None
 
 
-def _token_events(running: InFlight, index: int, position: int, choice: Choice) -> list[TokenEvent]:
+def _token_events(running: InFlight, index: int, position: int, choice: Choice, vocab_size: int) -> list[TokenEvent]:
     """Return the events of a choice's tokens, the first at ``position``, up to one that ends the sequence.
 
-    Raises Refused where a token that was delivered before is another now, or the grammar does not allow one.
+    Raises Refused where a token that was delivered before is another now, is none of the vocabulary, has no
+    log-probability, or the grammar does not allow one.
     """
     request, before = running.request, running.generated[index]
     content = None if choice.logprobs is None else choice.logprobs.content
     found = []
     for offset, token_id in enumerate(choice.token_ids or ()):
         place = position + offset
+        if not 0 <= token_id < vocab_size:
+            raise Refused(f"it chose token {str(token_id)[:20]}, and its vocabulary has {vocab_size}")
         if place < len(before) and before[place] != token_id:
             raise Refused(f"it computes another token {place} of a stream than the server that began it")
-        logprob, top = token_logprobs(None if content is None else content[offset], request.logprobs)
+        wire = content[offset] if content is not None and offset < len(content) else None
+        if wire is None and request.logprobs is not None:
+            raise Refused(f"it tells no log-probability of token {place}")
+        logprob, top = token_logprobs(wire, request.logprobs)
         is_complete = place >= len(before) and _follow(running, index, token_id)
         finish = end_reason(request, place, token_id, is_complete)
         found.append(TokenEvent(request.request_id, index, place, token_id, finish, logprob, top))

@@ -16,6 +16,7 @@ IDLE_S = 3.0
 """Time for which an unused connection is kept: less than uvicorn's 5 seconds."""
 MAX_IDLE = 256
 READ_BYTES = 1 << 16
+MAX_HEAD_BYTES = 1 << 16
 MAX_ANSWER_BYTES = 1 << 30
 """Above any real answer: the log-probabilities of a whole context."""
 
@@ -23,13 +24,32 @@ MAX_ANSWER_BYTES = 1 << 30
 class HttpFailure(Exception):
     """The connection failed, or what came is not HTTP. ``message`` says which, for the operator.
 
-    ``was_connected``: the request may have reached the server. ``is_silence``: nothing came in time.
+    ``was_connected``: the request may have reached the server. ``is_silence``: nothing came in time. ``again_s``: the
+    server is busy, and asks to be asked again after so many seconds; None: it is not.
     """
 
-    def __init__(self, message: str, *, was_connected: bool = True, is_silence: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        was_connected: bool = True,
+        is_silence: bool = False,
+        again_s: float | None = None,
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.was_connected, self.is_silence = was_connected, is_silence
+        self.again_s = again_s
+
+
+@asynccontextmanager
+async def _within(timeout_s: float | None) -> AsyncIterator[None]:
+    """Raise HttpFailure where what follows takes longer: a server may send for ever, byte by byte."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError:
+        raise HttpFailure(f"it has not answered within {timeout_s:g} s", is_silence=True) from None
 
 
 class _Connection:
@@ -44,21 +64,37 @@ class _Connection:
         """Prepare for the next answer."""
         self._parser = httptools.HttpResponseParser(self)
         self.body = bytearray()
-        self.has_headers = self.is_complete = self.has_bytes = False
-        self.status = 0
+        self.has_headers = self.is_complete = self.has_bytes = self.has_surplus = False
+        self.status = self.head_bytes = 0
+        self.retry_after = b""
+
+    def on_message_begin(self) -> None:
+        self.has_surplus = self.is_complete
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"retry-after":
+            self.retry_after = value
 
     def on_headers_complete(self) -> None:
-        self.status, self.has_headers = self._parser.get_status_code(), True
+        status = self._parser.get_status_code()
+        if status >= 200 and not self.is_complete:
+            self.status, self.has_headers = status, True
 
     def on_body(self, data: bytes) -> None:
-        self.body += data
+        if not self.is_complete:
+            self.body += data
 
     def on_message_complete(self) -> None:
-        self.is_complete = True
+        self.is_complete = self.has_headers
 
     @property
     def is_reusable(self) -> bool:
-        return self.is_complete and bool(self._parser.should_keep_alive()) and not self.writer.is_closing()
+        return (
+            self.is_complete
+            and not self.has_surplus
+            and bool(self._parser.should_keep_alive())
+            and not self.writer.is_closing()
+        )
 
     async def read_more(self, timeout_s: float | None) -> None:
         """Read and parse some bytes. Raises HttpFailure."""
@@ -76,6 +112,10 @@ class _Connection:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
             raise HttpFailure(f"its answer is not HTTP: {error}") from None
+        if not self.has_headers:
+            self.head_bytes += len(data)
+            if self.head_bytes > MAX_HEAD_BYTES:
+                raise HttpFailure("the head of its answer is too long")
 
     def close(self) -> None:
         self.writer.transport.abort()
@@ -88,13 +128,20 @@ class Answer:
         self._connection = connection
         self.status = connection.status
 
+    @property
+    def retry_after_s(self) -> float:
+        """Return the seconds of its Retry-After; 0 where it has none."""
+        value = self._connection.retry_after.strip()
+        return float(value) if value.isdigit() and len(value) < 9 else 0.0
+
     async def read(self, timeout_s: float | None = None) -> bytes:
-        """Return the whole body. Raises HttpFailure."""
+        """Return the whole body, which comes in that time. Raises HttpFailure."""
         connection = self._connection
-        while not connection.is_complete:
-            await connection.read_more(timeout_s)
-            if len(connection.body) > MAX_ANSWER_BYTES:
-                raise HttpFailure("its answer is too large")
+        async with _within(timeout_s):
+            while not connection.is_complete:
+                await connection.read_more(None)
+                if len(connection.body) > MAX_ANSWER_BYTES:
+                    raise HttpFailure("its answer is too large")
         return bytes(connection.body)
 
     async def read_some(self, timeout_s: float | None = None) -> bytes:
@@ -151,8 +198,9 @@ class HttpClient:
                 connection = await self._connected()
             try:
                 connection.writer.write(request)
-                while not connection.has_headers:
-                    await connection.read_more(timeout_s)
+                async with _within(timeout_s):
+                    while not connection.has_headers:
+                        await connection.read_more(None)
                 return connection
             except HttpFailure:
                 connection.close()

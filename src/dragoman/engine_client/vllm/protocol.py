@@ -121,10 +121,18 @@ class EventReader:
 
     def __init__(self) -> None:
         self._pending = bytearray()
+        self._is_after_return = False
         self.is_done = False
 
     def feed(self, data: bytes) -> Iterator[StreamEvent]:
         """Yield the events that ``data`` completes. Raises ValueError for what is none."""
+        if self._is_after_return and data[:1] == b"\n":
+            data = data[1:]
+        if b"\r" in data:  # of a proxy: vLLM's own lines end with a line feed
+            self._is_after_return = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        else:
+            self._is_after_return = False
         self._pending += data
         while (end := self._pending.find(b"\n\n")) >= 0:
             lines = bytes(self._pending[:end]).split(b"\n")

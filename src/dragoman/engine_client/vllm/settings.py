@@ -51,6 +51,9 @@ class Address(NamedTuple):
 
 def addresses_of(settings: RemoteEngineSettings) -> tuple[Address, ...]:
     """Return the addresses of ``--engine``. Raises DragomanError for one that is none, or is given twice."""
+    key = settings.engine_api_key
+    if key is not None and not (key.isascii() and key.isprintable() and key):
+        raise DragomanError("--engine-api-key: a key has printable ASCII characters alone, and one at least")
     found: dict[Address, str] = {}
     for given in settings.engine:
         kind, _, url = given.partition("=")
@@ -68,11 +71,14 @@ def _address(given: str, url: str) -> Address:
     try:
         parts = urlsplit(url)
         port = parts.port
+        host = (parts.hostname or "").encode("idna").decode()
     except ValueError:
         raise DragomanError(message) from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+    if parts.scheme not in ("http", "https") or not host or port == 0 or parts.query or parts.fragment:
         raise DragomanError(message)
+    if not parts.path.isascii() or not parts.path.isprintable() or " " in parts.path:
+        raise DragomanError(f"{message}, the path with %20 and the like in place of other characters than ASCII's")
     if parts.username is not None or parts.password is not None:
         raise DragomanError(f"{message}, without a user: --engine-api-key is the key")
     is_tls = parts.scheme == "https"
-    return Address(parts.hostname, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls)
+    return Address(host, port or (443 if is_tls else 80), parts.path.rstrip("/"), is_tls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from collections.abc import Callable
 
@@ -25,19 +26,19 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 10.0
 
 _SAMPLE = re.compile(rb"^vllm:(\w+)(?:\{([^}]*)\})? ([0-9.eE+-]+)$", re.MULTILINE)
-_BLOCKS = re.compile(rb'num_gpu_blocks="(\d+)"')
-_BLOCK_SIZE = re.compile(rb'block_size="(\d+)"')
+_BLOCKS = re.compile(rb'num_gpu_blocks="(\d{1,15})"')
+_BLOCK_SIZE = re.compile(rb'block_size="(\d{1,15})"')
 
 
 class Figures:
-    """What a server's ``/metrics`` says, as far as it is used here. Zero where it says nothing."""
+    """What a server's ``/metrics`` says, as far as it is used here. Zero where it says nothing, or no number."""
 
     def __init__(self, text: bytes = b"") -> None:
         self.values: dict[str, float] = {}
         self.blocks = self.block_size = 0
         for name, labels, value in _SAMPLE.findall(text):
             key = name.decode()
-            self.values[key] = self.values.get(key, 0.0) + float(value)
+            self.values[key] = self.values.get(key, 0.0) + _number(value)
             if key == "cache_config_info":
                 self.blocks += int(found[1]) if (found := _BLOCKS.search(labels)) else 0
                 self.block_size = int(found[1]) if (found := _BLOCK_SIZE.search(labels)) else 0
@@ -45,6 +46,14 @@ class Figures:
     @property
     def used_blocks(self) -> int:
         return round(self.blocks * min(1.0, self.values.get("kv_cache_usage_perc", 0.0)))
+
+
+def _number(text: bytes) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 class Upstream:
