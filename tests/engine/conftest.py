@@ -16,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine_client"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from tiny_model import (
+    CONFIG,
     make_tiny_falcon_h1,
+    make_tiny_family,
     make_tiny_gemma3,
     make_tiny_gemma4,
     make_tiny_granite4,
@@ -34,6 +36,19 @@ from tiny_model import (
 
 from simulation import stub
 
+# Two blocks of attention that three of four layers share, beside state spaces.
+_ZAMBA2 = CONFIG | {
+    "architectures": ["Zamba2ForCausalLM"],
+    "num_hidden_layers": 4,
+    "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid"],
+    "n_mamba_heads": 8,
+    "mamba_d_state": 16,
+    "num_mem_blocks": 2,
+    "adapter_rank": 12,
+    "use_mem_rope": True,
+    "tie_word_embeddings": True,
+}
+
 _MAKERS = {
     "int4 kv": make_tiny_gemma3,
     "int8 mixture": make_tiny_mixture,
@@ -49,10 +64,11 @@ _MAKERS = {
     "recurrent gemma": make_tiny_recurrent_gemma,
     "kimi linear": make_tiny_kimi_linear,
     "latent": make_tiny_youtu,
+    "zamba 2": lambda folder: make_tiny_family(folder, _ZAMBA2),
 }
 _PRECISIONS = {"int8 mixture": "int8", "window": "bfloat16", "gemma 3": "bfloat16", "int4 phi": "int4", "lfm2": "int8"}
 _PRECISIONS |= {"qwen 3.5": "bfloat16", "granite 4": "int4", "falcon h1": "int8", "mamba": "int8", "latent": "int8"}
-_PRECISIONS |= {"gemma 4": "int8", "recurrent gemma": "int8", "kimi linear": "int8"}
+_PRECISIONS |= {"gemma 4": "int8", "recurrent gemma": "int8", "kimi linear": "int8", "zamba 2": "int8"}
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +80,8 @@ def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     are other families than Llama; "lfm2", "qwen 3.5", "granite 4", "falcon h1" and "stub with states" have states of
     recurrent layers, "recurrent gemma" windows too, and "mamba" has nothing else; "stub with groups" has these and
     layers of three windows, which are groups in "gemma 3" and "gemma 4" as well; "stub with own blocks" has these, as
-    "int4 kv"; "latent" has latent attention, "kimi linear" that beside states.
+    "int4 kv"; "latent" has latent attention, "kimi linear" that beside states; "zamba 2" has
+    blocks that layers share.
     """
     if "stub" in request.param:
         limits = {"num_blocks": 256, "max_tokens": 256, "max_sequences": 64, "max_logit_rows": 64}

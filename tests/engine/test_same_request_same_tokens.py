@@ -31,7 +31,7 @@ from simulation import Limited, Transcript, random_request, run, run_alone, step
 
 VARIANTS = ("int8 kv", "int8 mixture", "window", "gemma 3", "gemma 4", "int4 phi", "lfm2", "qwen 3.5", "granite 4")
 VARIANTS += ("falcon h1", "mamba", "latent", "int4 kv")
-FURTHER = ("recurrent gemma", "kimi linear")
+FURTHER = ("recurrent gemma", "kimi linear", "zamba 2")
 THOROUGH = bool(os.environ.get("DRAGOMAN_THOROUGH"))
 _TURNS = itertools.count()
 REAL = (*get_args(Precision), *VARIANTS, *(FURTHER if THOROUGH else ()))

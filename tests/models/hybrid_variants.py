@@ -105,6 +105,22 @@ _OLMO_HYBRID = family_config(
     linear_value_head_dim=20,
     rope_parameters={"rope_type": "default", "rope_theta": None},
 )
+_ZAMBA2: Config = {
+    "architectures": ["Zamba2ForCausalLM"],
+    "model_type": "zamba2",
+    "hidden_size": 64,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "hybrid", "hybrid", "linear_attention", "hybrid"],
+    "num_attention_heads": 4,
+    "intermediate_size": 90,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "mamba_d_state": 24,
+    "n_mamba_heads": 16,
+    "num_mem_blocks": 2,
+    "adapter_rank": 20,
+    "pad_token_id": 0,
+}
 
 HYBRIDS: dict[str, Config] = {
     "lfm2-moe": _LFM2_MOE,
@@ -181,4 +197,9 @@ HYBRIDS: dict[str, Config] = {
     "jamba-dense": _JAMBA
     | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False}
     | {"tie_word_embeddings": True, "mamba_dt_rank": "auto"},
+    "zamba2": _ZAMBA2 | {"num_key_value_heads": 2, "mamba_ngroups": 2, "rms_norm_eps": 1e-4, "time_step_min": 0.4},
+    "zamba2-options": _ZAMBA2
+    | {"use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True, "num_mem_blocks": 1}
+    | {"layers_block_type": ["hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 3, "hidden_act": "silu"}
+    | {"rope_parameters": {"rope_type": "default", "rope_theta": 7777.0}},
 }

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from numpy_latent import attend_to_latents
 from numpy_mixers import mix, sigmoid
+from numpy_shared import with_block
 from numpy_streams import TokenInputs, correct, layer_branch, low_rank, merge_parts, parts_of, predict
 
 from dragoman.models.parameters import attention_module
@@ -49,13 +50,13 @@ class NumpyDecoder:
         """Logits ``[tokens, vocab]`` of every position."""
         spec, out = self.spec, self.spec.output
         x = self.embed(token_ids)
-        inputs = TokenInputs.of(self, token_ids, x)
+        inputs, embeddings = TokenInputs.of(self, token_ids, x), x
         shared: dict[int, tuple[Array, Array]] = {}
         if spec.altup:
             x = self.layers_of_parts(x, inputs, shared)
         else:
             for layer in range(spec.layers):
-                x = self.parallel_layer(x, layer) if spec.block.parallel else self.layer(x, layer, shared)
+                x = self.parallel_layer(x, layer) if spec.block.parallel else self.layer(x, layer, shared, embeddings)
                 if inputs:
                     x = x + layer_branch(self, x, inputs, layer)
                 if spec.layer_scale:
@@ -96,9 +97,12 @@ class NumpyDecoder:
             parts = correct(self, parts, self.layer(parts[self.spec.altup.active], layer, shared), inputs, layer)
         return merge_parts(self, parts)
 
-    def layer(self, x: Array, layer: int, shared: dict[int, tuple[Array, Array]]) -> Array:
+    def layer(
+        self, x: Array, layer: int, shared: dict[int, tuple[Array, Array]], embeddings: Array | None = None
+    ) -> Array:
         if self.spec.has_branch("first", layer):
-            inward = self.branch_input(x, "attention_norm", layer)
+            together = x if embeddings is None else with_block(self, x, embeddings, layer)
+            inward = self.branch_input(together, "attention_norm", layer)
             for name, branch in self.mixed(inward, layer, shared):
                 x = self.join(x, branch, name, layer)
             if self.spec.altup:
@@ -314,6 +318,10 @@ class NumpyDecoder:
         if experts.beside:
             chosen = chosen * self.weights[at + "expert_scale.weight"]
         return np.asarray(chosen * np.float32(experts.factor), np.float32)
+
+    def rotated(self, x: Array, layer: int) -> Array:
+        rope = self.spec.rope(layer)
+        return x if rope is None else rotate(x, rope)
 
     def norm(self, x: Array, name: str, eps: float | None = None) -> Array:
         normed = normalize(x, self.spec.norm, self.spec.norm_eps if eps is None else eps)

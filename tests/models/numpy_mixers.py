@@ -106,7 +106,10 @@ def state_space(decoder: NumpyDecoder, mixer: StateSpace, x: Array, at: str) -> 
         mixed = mixed * silu(z)
     if mixer.norm is not None:
         groups = mixed.reshape(tokens, mixer.norm_groups or mixer.groups, -1)
-        mixed = rms(groups, decoder.spec.norm_eps).reshape(tokens, -1) * weights[at + "mixer_scale.weight"]
+        mixed = (
+            rms(groups, mixer.norm_eps or decoder.spec.norm_eps).reshape(tokens, -1)
+            * weights[at + "mixer_scale.weight"]
+        )
     return np.asarray(mixed * silu(z) if mixer.norm == "before" else mixed, np.float32)
 
 

@@ -22,6 +22,14 @@ _GRANITE: dict[str, Any] = {
     "mamba_expand": 2,
     "tie_word_embeddings": True,
 }
+_ZAMBA2: dict[str, Any] = {
+    "architectures": ["Zamba2ForCausalLM"],
+    "vocab_size": 32000,
+    "num_attention_heads": 32,
+    "adapter_rank": 128,
+    "time_step_limit": None,
+    "use_long_context": False,
+}
 
 RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
     "LFM2 8B A1B": (
@@ -298,5 +306,20 @@ RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
         | {"hidden_size": 1536, "shared_intermediate_size": 4096, "num_hidden_layers": 40, "mamba_d_head": 64}
         | {"layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)]},
         1_461_538_368,
+    ),
+    "Zamba 2 1.2B": (
+        _ZAMBA2
+        | {"hidden_size": 2048, "num_hidden_layers": 38, "n_mamba_heads": 64, "mamba_d_state": 128}
+        | {"use_shared_attention_adapter": True, "use_mem_rope": True}
+        | {"layers_block_type": ["hybrid" if i in (5, 11, 17, 23, 29, 35) else "mamba" for i in range(38)]},
+        1_215_064_704,
+    ),
+    "Zamba 2 2.7B": (_ZAMBA2 | {"hidden_size": 2560, "n_mamba_heads": 80, "num_mem_blocks": 2}, 2_662_214_560),
+    "Zamba 2 7B": (
+        _ZAMBA2
+        | {"hidden_size": 3584, "num_hidden_layers": 81, "n_mamba_heads": 112, "mamba_ngroups": 2, "num_mem_blocks": 2}
+        | {"layers_block_type": ["hybrid" if i == 6 or (i > 6 and i % 6 == 5) else "mamba" for i in range(81)]}
+        | {"use_mem_rope": True},
+        7_356_749_648,
     ),
 }

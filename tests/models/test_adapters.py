@@ -57,6 +57,7 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "norms around": ("gemma2", {"target_modules": "all-linear", "r": 4}),
     "the text of a model with eyes": ("gemma3-images", {"target_modules": "all-linear", "r": 4}),
     "attention beside experts": ("qwen3-moe", {"target_modules": ["q_proj", "v_proj", "o_proj"], "r": 4}),
+    "Mamba's projections": ("zamba2", {"target_modules": ["in_proj", "out_proj", "linear"], "r": 4}),
     "GPT-2": ("gpt2", {"target_modules": ["c_attn", "c_proj", "c_fc"], "r": 4, "fan_in_fan_out": True}),
     "GPT-2 by default": ("gpt2", {}),
     "projections stored by turns": ("gpt-neox", {"target_modules": ["query_key_value", "dense_h_to_4h"], "r": 4}),
@@ -90,6 +91,14 @@ def test_an_adapter_of_the_model_without_its_head(tmp_path: Path) -> None:
     model, ids = models.load(base, SETTINGS), prompt(131)
     model.load_adapter(0, "some", str(folder))
     assert_close(run_rows(model, ids, adapter=0), peft_logits(base, folder, ids, base=True), 1e-4)
+
+
+def test_adapters_of_shared_blocks_are_refused(tmp_path: Path) -> None:
+    """A file does not say which of the layers that share a matrix a change is for."""
+    base = make_folder(tmp_path, VARIANTS["zamba2"])
+    adapter = make_adapter(base, tmp_path / "adapter", target_modules=r".*layers\.1\..*(q|in)_proj")
+    with pytest.raises(ModelError, match=r"adapters cannot change model\.layers\.1\.shared_transformer.*\.q_proj of"):
+        models.load(base, SETTINGS).load_adapter(0, "some", str(adapter))
 
 
 def test_adapters_that_count_layers_otherwise_are_refused(tmp_path: Path) -> None:

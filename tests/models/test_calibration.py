@@ -97,7 +97,7 @@ def test_the_fingerprint_tells_what_weights_were_calibrated_on(folder: Path) -> 
     assert len(seen) == 3
 
 
-@pytest.mark.parametrize("variant", ["mixtral", "deepseek-v3", "granite4", "gemma3n"])
+@pytest.mark.parametrize("variant", ["mixtral", "deepseek-v3", "granite4", "gemma3n", "zamba2"])
 def test_every_kind_of_decoder_shows_its_inputs(variant: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Through one seam; what cannot be read is said, and packed without calibration."""
     made = make_folder(tmp_path / "model", VARIANTS[variant], "BF16")

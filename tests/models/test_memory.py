@@ -379,6 +379,31 @@ def test_states_of_recurrent_layers_are_counted() -> None:
         plan(hybrid(), ModelSettings(state_bytes=100), available_bytes=24 * GIB)
 
 
+def zamba(layers: tuple[int, ...], blocks: int = 2) -> MemoryPlan:
+    """Zamba 2 1.2B with blocks in these layers."""
+    config = {
+        "architectures": ["Zamba2ForCausalLM"],
+        "hidden_size": 2048,
+        "num_hidden_layers": 38,
+        "mamba_d_state": 128,
+    }
+    config |= {"n_mamba_heads": 64, "num_mem_blocks": blocks, "max_position_embeddings": 4096}
+    config |= {"layers_block_type": ["hybrid" if layer in layers else "mamba" for layer in range(38)]}
+    return plan(replace(described("tiny"), spec=read_spec(config)), ModelSettings(precision="bfloat16"))
+
+
+def test_shared_blocks_are_in_memory_once_and_read_once_for_each_layer() -> None:
+    few, more = zamba((5, 11)), zamba((5, 11, 17, 23))
+    assert (few.kv_bytes_per_token, more.kv_bytes_per_token) == (2 * 2 * 2 * 4096, 4 * 2 * 2 * 4096)
+    low_rank, result = 2 * 128 * (2048 + 2 * 8192), 2 * 2048 * 2048
+    assert more.weight_bytes - few.weight_bytes == 2 * (low_rank + result), "what each layer has of its own"
+    block = 2 * (3 * 4096 * 4096 + 2048 * 4096 + 3 * 8192 * 2048) + 4 * (4096 + 2048)
+    assert more.bytes_per_decoded_token - few.bytes_per_decoded_token == 2 * (low_rank + result + block)
+    one = zamba((5, 11), blocks=1)
+    assert few.weight_bytes - one.weight_bytes == block
+    assert few.bytes_per_decoded_token == one.bytes_per_decoded_token
+
+
 def recurrent(**changes: object) -> ModelDescription:
     """Mamba 2.8B."""
     config = {"architectures": ["MambaForCausalLM"], "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50280}

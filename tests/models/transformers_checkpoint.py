@@ -30,6 +30,8 @@ _LEARNED_FACTOR = "layer_scalar"
 _STORED_BUFFERS = (*_LEARNED_BUFFERS, _LEARNED_FACTOR, "act_fn.beta", "act_fn.eps")
 _UNCOUNTED = re.compile("vision|visual|audio|projector|merger|indexer|aligner|image_newline|global_attn_pool")
 _UNSCALED_SCORES = ("gemma3n", "gemma4")  # what other models divide scores by is in their trained norms of queries
+# As in trained models the stream is mostly tokens and mixers, and blocks add little: else errors grow in each.
+_ZAMBA_FACTORS = {"embed_tokens.weight": 12.0, ".linear.weight": 0.3}
 _TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -47,7 +49,10 @@ def make_model(folder: Path, config: Config, *, dtype: str, seed: int, std: floa
             neutral = 1.0 if name.endswith("weight") and bool((parameter == 1).all()) else 0.0
             if name.endswith("q_norm.weight") and config["model_type"].startswith(_UNSCALED_SCORES):
                 neutral = 0.2
-            parameter.normal_(neutral, std, generator=random)
+            if name.endswith("shared_transformer.input_layernorm.weight"):
+                neutral = 0.3
+            of_zamba = next((f for end, f in _ZAMBA_FACTORS.items() if name.endswith(end)), 1.0)
+            parameter.normal_(neutral, std * (of_zamba if config["model_type"] == "zamba2" else 1.0), generator=random)
         for name, buffer in model.named_buffers():
             if name.endswith(_LEARNED_BUFFERS):
                 buffer.normal_(0.0, std, generator=random)

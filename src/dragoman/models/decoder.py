@@ -26,6 +26,7 @@ from dragoman.models.positions import sinusoids
 from dragoman.models.recording import StepLimits
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import RotaryTables
+from dragoman.models.shared_blocks import SharedBlockRecorder
 from dragoman.models.spec import DecoderSpec, Experts
 from dragoman.models.tensors import nearest_bfloat16
 from dragoman.models.vision.places import rotary_axes
@@ -82,6 +83,7 @@ class Recorder:
         self.rotary_axes = rotary_axes(spec.vision) if spec.vision and spec.vision.rotary_sections else None
         self.token_inputs: TokenInputs | None = None
         self.parts: Parts | None = None
+        self.shared_blocks: SharedBlockRecorder | None = None
         self.buffers = LayerBuffers(spec, program)
         for tables in self.tables.values():
             program.before_positions(tables.reach)
@@ -116,6 +118,8 @@ class Recorder:
             self.token_inputs = TokenInputs(self, spec.layer_inputs, stream.residual)
         if spec.altup:
             self.parts = Parts(self, spec.altup, stream.residual)
+        if spec.shared_blocks:
+            self.shared_blocks = SharedBlockRecorder(self, spec.shared_blocks, stream.residual)
         selected = False
         ends_in_cross_attention = spec.layers in spec.cross_attention_layers
         for layer in range(spec.layers):
@@ -128,7 +132,11 @@ class Recorder:
                 self.parts.predict(layer, stream.residual)
             x, results = stream.normed, []
             if spec.has_branch("first", layer):
-                x = self._branch_input(stream, "attention_norm", layer)
+                if self.shared_blocks and layer in self.shared_blocks.shared.layers:
+                    together = self.shared_blocks.record_block(layer, stream, qkv)
+                    self.norm(stream.normed, together, "attention_norm", layer)
+                else:
+                    x = self._branch_input(stream, "attention_norm", layer)
                 if self.parts:
                     self.parts.record_low_rank(layer, x)
                 results = self._mix_tokens(layer, stream, x, qkv)

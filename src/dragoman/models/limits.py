@@ -19,7 +19,8 @@ from dragoman.models.description import ModelDescription
 from dragoman.models.kv_groups import layer_kv_bytes
 from dragoman.models.layout import plan_layout
 from dragoman.models.memory import plan
-from dragoman.models.parameters import LAYER_TABLE, is_of_images, parameters
+from dragoman.models.parameter import Parameter
+from dragoman.models.parameters import LAYER_TABLE, is_of_images, parameters, uses
 from dragoman.models.settings import KVPrecision, ModelSettings, Precision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.vision.cost import products_of_image
@@ -111,14 +112,14 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
     share = spec.experts.active / spec.experts.count if spec.experts else 0.0
     inside = 2 * int(
         sum(
-            math.prod(p.shape) * (1.0 if p.expert is None else share)
+            math.prod(p.shape) * _multiplied(p, spec)
             for p in parameters(spec)
             if p.matrix and p.module not in ("embedding", "head", LAYER_TABLE) and not is_of_images(p, spec)
         )
     )
     after = 2 * int(
         sum(
-            math.prod(p.shape) * (1.0 if p.expert is None else share)
+            math.prod(p.shape) * _multiplied(p, spec)
             for p in parameters(spec)
             if p.layer is not None and p.layer >= spec.written_layers and spec.encoder is None
             if p.matrix and not is_of_images(p, spec)
@@ -137,6 +138,13 @@ def shape_of(described: ModelDescription, precision: Precision) -> Shape:
         state_bytes=planned.bytes_per_state,
         vision=spec.vision,
     )
+
+
+def _multiplied(parameter: Parameter, spec: DecoderSpec) -> float:
+    """Return how often a token is multiplied by a matrix: by an expert's as often as it is chosen."""
+    if parameter.expert is not None and spec.experts is not None:
+        return spec.experts.active / spec.experts.count
+    return uses(parameter, spec)
 
 
 def _attention(spec: DecoderSpec, kv_precision: KVPrecision) -> tuple[AttentionShape, ...]:

@@ -27,7 +27,7 @@ from dragoman.models.kv_groups import (
 from dragoman.models.latent import buffer_floats
 from dragoman.models.layout import mapped_bytes, plan_layout
 from dragoman.models.parameter import Parameter
-from dragoman.models.parameters import LAYER_TABLE, is_of_images
+from dragoman.models.parameters import LAYER_TABLE, is_of_images, uses
 from dragoman.models.settings import PRECISIONS, KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format
@@ -304,6 +304,8 @@ def _branch_floats(spec: DecoderSpec) -> int:
         floats += 3 * spec.width
     if spec.cross_attention_layers:
         floats += spec.query_width + spec.width
+    if spec.shared_blocks:
+        floats += 5 * spec.width + spec.kv_width + spec.shared_blocks.rank
     if spec.altup:
         floats += (3 * spec.altup.parts + 3) * spec.width + spec.altup.rank
     return floats
@@ -438,7 +440,7 @@ def _share_read(parameter: Parameter, spec: DecoderSpec) -> float:
         return spec.experts.active / spec.experts.count
     if parameter.module == "embedding":
         return float(spec.tied and spec.causal)
-    return float(parameter.module not in ("positions", "types", LAYER_TABLE))
+    return float(parameter.module not in ("positions", "types", LAYER_TABLE)) * uses(parameter, spec)
 
 
 def _is_of_encoder(parameter: Parameter) -> bool:
@@ -458,7 +460,7 @@ def _is_for_logits(parameter: Parameter, spec: DecoderSpec) -> bool:
         before += ["attention_out", "attention_out_norm", "cross_norm", "cross_query"]
     before += ["latent_query_in", "latent_query_norm", "latent_query", "latent_in", "latent_norm", "latent_key"]
     before.append("latent_value")
-    apart = parameter.module.startswith(("mixer_", "image_")) and parameter.module != "mixer_out"
+    apart = parameter.module.startswith(("mixer_", "image_", "block_")) and parameter.module != "mixer_out"
     return parameter.layer == spec.layers - 1 and not (apart or is_vision(parameter)) and parameter.module not in before
 
 

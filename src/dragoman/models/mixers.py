@@ -186,8 +186,8 @@ def _state_space(recorder: MixerRecorder, mixer: StateSpace, layer: int, x: int)
     if mixer.norm != "before":
         p.multiply(out, 0, out, 0, parts, 0, inner, "silu")
     if mixer.norm is not None:
-        scale = weights.vector("mixer_scale", layer)
-        p.head_norm(out, 0, groups, inner // groups, scale, recorder.spec.norm_eps)
+        eps = recorder.spec.norm_eps if mixer.norm_eps is None else mixer.norm_eps
+        p.head_norm(out, 0, groups, inner // groups, weights.vector("mixer_scale", layer), eps)
     if mixer.norm == "before":
         p.multiply(out, 0, out, 0, parts, 0, inner, "silu")
     return out

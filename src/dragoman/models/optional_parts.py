@@ -1,4 +1,5 @@
-"""Descriptions of parts that few decoders have: inputs of layers (Gemma 3n), AltUp, and cross-attention to images."""
+"""Descriptions of parts that few decoders have: inputs of layers (Gemma 3n), AltUp, cross-attention to images, and
+blocks that layers share (Zamba 2)."""
 
 from __future__ import annotations
 
@@ -52,3 +53,34 @@ class ImageLayers(msgspec.Struct, frozen=True, kw_only=True):
     before: tuple[int, ...] = ()
     wide_gates: bool = False
     head_norm: bool = True
+
+
+class SharedBlocks(msgspec.Struct, frozen=True, kw_only=True):
+    """Blocks of attention and a feed-forward network that several layers share (Zamba 2: Glorioso et al. 2024,
+    https://arxiv.org/abs/2411.15242).
+
+    A block's input is the stream and, beside it, the embeddings of the tokens. Its result, multiplied by a matrix of
+    the layer, is added to what the layer's mixer gets, and not to the stream. Each of the layers has keys and values
+    of its own, and products of low rank that are added to products of the block.
+
+    Attributes:
+        layers: those that have one. count: different blocks, which take turns.
+        rank: of the product beside the network's first. attention: queries, keys and values have such products too.
+    """
+
+    layers: tuple[int, ...]
+    count: int
+    rank: int
+    attention: bool = False
+
+    def place(self, layer: int) -> int:
+        """Return the number of a layer among those that have a block."""
+        return self.layers.index(layer)
+
+    def owner(self, layer: int) -> int:
+        """Return the first layer that has the same block, under whose number its weights are."""
+        return self.layers[self.place(layer) % self.count]
+
+    def uses(self, owner: int) -> int:
+        """Return the number of layers that have the block of an owner."""
+        return sum(self.owner(layer) == owner for layer in self.layers)

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from dragoman.models.head_spec import EagleSpec, HeadSpec
-from dragoman.models.optional_parts import AltUp
+from dragoman.models.optional_parts import AltUp, SharedBlocks
 from dragoman.models.parameter import Parameter
 from dragoman.models.positions import RelativeBias
 from dragoman.models.recurrent import (
@@ -126,9 +126,11 @@ def parameter_count(spec: DecoderSpec) -> int:
 
 def _layer_parameters(decoder: DecoderSpec, layer: int) -> list[Parameter]:
     spec = decoder.of_layer(layer)
+    shared = spec.shared_blocks
+    block = _block_parameters(spec, shared, layer) if shared and layer in shared.layers else []
     first = _first_branch_parameters(spec, layer) if spec.has_branch("first", layer) else []
     second = _second_branch_parameters(spec, layer) if spec.has_branch("second", layer) else []
-    return first + second + _further_parameters(spec, layer)
+    return block + first + second + _further_parameters(spec, layer)
 
 
 def _image_layer_parameters(spec: DecoderSpec, number: int) -> list[Parameter]:
@@ -218,6 +220,37 @@ def _altup_parameters(spec: DecoderSpec, altup: AltUp, layer: int) -> list[Param
     found.append(_matrix("low_rank_in", layer, (altup.rank,), spec.width))
     found.append(_matrix("low_rank_out", layer, (spec.width,), altup.rank))
     return found + _norm(spec, "low_rank_norm", layer)
+
+
+def _block_parameters(spec: DecoderSpec, shared: SharedBlocks, layer: int) -> list[Parameter]:
+    """Return what a layer with a shared block has of it: in its first layer the block; in each the products of low
+    rank, numbered by layer, and the matrix that leads to the mixer."""
+    owner, place, beside = shared.owner(layer), shared.place(layer), 2 * spec.width
+    widths = {"block_query": spec.query_width, "block_key": spec.kv_width, "block_value": spec.kv_width}
+    wide, found = sum(_inward(spec, spec.feed_forward)), list[Parameter]()
+    if owner == layer:
+        found += _norm(spec, "block_norm", layer, beside)
+        found += [_matrix(module, layer, (width,), beside) for module, width in widths.items()]
+        found.append(_matrix("block_attention_out", layer, (spec.width,), spec.query_width))
+        found += _norm(spec, "block_feed_forward_norm", layer)
+        bias = spec.feed_forward_bias
+        found += _linear("block_feed_forward_in", layer, _inward(spec, spec.feed_forward), spec.width, bias)
+        found += _linear("block_feed_forward_out", layer, (spec.width,), spec.feed_forward, bias)
+    for module, width in widths.items() if shared.attention else ():
+        found.append(_matrix(f"{module}_low_rank_in", owner, (shared.rank,), beside, place))
+        found.append(_matrix(f"{module}_low_rank_out", owner, (width,), shared.rank, place))
+    found.append(_matrix("block_low_rank_in", owner, (shared.rank,), spec.width, place))
+    found.append(_matrix("block_low_rank_out", owner, (wide,), shared.rank, place))
+    return [*found, _matrix("block_result", layer, (spec.width,), spec.width)]
+
+
+def uses(parameter: Parameter, spec: DecoderSpec) -> int:
+    """Return how often a token is multiplied by a parameter: those of a shared block are used by several layers."""
+    shared, is_of_block = spec.shared_blocks, parameter.module.startswith("block_")
+    if shared is None or not is_of_block or parameter.expert is not None or parameter.module == "block_result":
+        return 1
+    assert parameter.layer is not None
+    return shared.uses(parameter.layer)
 
 
 def attention_module(spec: DecoderSpec, layer: int) -> str:

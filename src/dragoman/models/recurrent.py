@@ -97,7 +97,7 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
             convolution.
         least_step, most_step: limits of the time steps.
         norm: of the output after its gate, before it, or none. norm_groups: parts that are normed for themselves; 0:
-            as many as there are groups of heads.
+            as many as there are groups of heads. norm_eps: of it; None: as of the decoder's norms.
         scales: factors on what the input projection gives: gate, inputs, B, C, time steps (Falcon-H1).
     """
 
@@ -115,6 +115,7 @@ class StateSpace(msgspec.Struct, frozen=True, kw_only=True):
     most_step: float = 3.0e38
     norm: Literal["after", "before"] | None = "after"
     norm_groups: int = 0
+    norm_eps: float | None = None
     scales: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
 
     @property

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.models.optional_parts import AltUp, ImageLayers, LayerInputs
+from dragoman.models.optional_parts import AltUp, ImageLayers, LayerInputs, SharedBlocks
 from dragoman.models.positions import QueryScale, RelativeBias
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import Rope
@@ -279,7 +279,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         keys_as_values: layers whose values are their keys, before norm and rotation (Gemma 4).
         value_norm: values have a norm without weight, of each head.
         layer_inputs: each layer has a further input. layer_scale: the stream has a learned factor after each layer.
-        altup: the stream has several parts.
+        altup: the stream has several parts. shared_blocks: layers with a mixer have a further block before it.
         tied: the output projection is the embedding table. encoder: None: a decoder-only model.
         causal: a token sees those before it. Otherwise it sees all of its text (BERT): such a model has no logits, and
             is run over whole texts.
@@ -333,6 +333,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     layer_inputs: LayerInputs | None = None
     layer_scale: bool = False
     altup: AltUp | None = None
+    shared_blocks: SharedBlocks | None = None
     tied: bool = False
     encoder: EncoderSpec | None = None
     causal: bool = True
@@ -374,8 +375,9 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Layers with attention."""
-        return tuple(layer for layer in range(self.layers) if self.attends(layer))
+        """Layers with attention, in a branch or in a block that they share."""
+        shared = self.shared_blocks.layers if self.shared_blocks else ()
+        return tuple(layer for layer in range(self.layers) if self.attends(layer) or layer in shared)
 
     @property
     def kept_layers(self) -> tuple[int, ...]:

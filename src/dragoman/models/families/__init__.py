@@ -65,6 +65,7 @@ from dragoman.models.families import (
     t5,
     text_parts,
     with_images,
+    zamba2,
 )
 from dragoman.models.families.family import Family
 from dragoman.models.families.missing import MISSING
@@ -127,6 +128,7 @@ FAMILIES: dict[str, Family] = {
     **text_parts.FAMILIES,
     **other_senses.FAMILIES,
     **muse_glimmer.FAMILIES,
+    **zamba2.FAMILIES,
 }
 
 # Features that only some families, or only other readers of config.json, support: refused by name where a family's

@@ -28,7 +28,6 @@ MISSING: dict[str, str] = {
     "Qwen4ExpForCausalLM": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",
     "Qwen4ExpForConditionalGeneration": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",
     "Step3p7ForConditionalGeneration": "numbers of query heads that differ between layers",
-    "ZambaForCausalLM": "attention that several layers share",
-    "Zamba2ForCausalLM": "attention that several layers share",
+    "ZambaForCausalLM": "layers of Mamba with several heads",
     "ZayaForCausalLM": "attention whose queries, keys and values pass convolutions",
 }
