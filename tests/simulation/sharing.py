@@ -9,6 +9,7 @@ import random
 import secrets
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from dragoman.core.request import ChatPrompt
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.process import GrammarProcess
 from dragoman.server import ledger
-from dragoman.serving import constraints, runtime, worker_pool
+from dragoman.serving import batch_store, constraints, response_store, resume_store, runtime, worker_pool
 from dragoman.serving import model_loader as loaded
 from dragoman.text import ChatTemplate, Tokenizer
 from tests.simulation.virtual_time import NoThread, VirtualQueue
@@ -91,6 +92,10 @@ _grammars: dict[Any, str] = {}
 _grammar_process: list[GrammarProcess] = []
 
 
+def _start_none(executor: ThreadPoolExecutor, threads: int) -> None:
+    """Leave the threads of stores to their first use, which does not come here."""
+
+
 @contextmanager
 def deterministic(seed: int) -> Iterator[None]:
     """What is drawn at random is drawn from the seed; what takes long to start is shared with other worlds."""
@@ -104,6 +109,7 @@ def deterministic(seed: int) -> Iterator[None]:
         (worker_pool, "SimpleQueue", VirtualQueue),
         (worker_pool, "threading", SimpleNamespace(Thread=NoThread)),
         (runtime, "_own_threads", nullcontext),
+        *((store, "start_threads", _start_none) for store in (batch_store, response_store, resume_store)),
         (ledger, "threading", SimpleNamespace(Thread=NoThread, Lock=threading.Lock, Event=threading.Event)),
     )
     before = [getattr(owner, name) for owner, name, _ in changes]
