@@ -48,6 +48,16 @@ class Decoder:
             tokens = stage.push(tokens[0]) if len(tokens) == 1 else [out for t in tokens for out in stage.push(t)]
         return "".join(tokens)
 
+    def settle(self) -> str:
+        """Return the whole characters of a run of bytes, which it holds back in case a later byte is invalid. Now they
+        are certain: a prompt ends here."""
+        tokens: list[str] = []
+        for stage in self._stages:
+            tokens = [out for token in tokens for out in stage.push(token)]
+            if isinstance(stage, _ByteFallback):
+                tokens.extend(stage.settle())
+        return "".join(tokens)
+
     def flush(self) -> str:
         """Return the rest of the text: no token follows."""
         tokens: list[str] = []
@@ -267,6 +277,14 @@ class _ByteFallback:
             self._run.append(byte)
             return ()
         return (*self.flush(), token) if self._run else (token,)
+
+    def settle(self) -> Sequence[str]:
+        try:
+            text, used = codecs.utf_8_decode(bytes(self._run), "strict", False)
+        except UnicodeDecodeError:
+            return self.flush()
+        del self._run[:used]
+        return (text,) if text else ()
 
     def flush(self) -> Sequence[str]:
         run = bytes(self._run)

@@ -17,7 +17,7 @@ class Detokenizer:
 
     A character (a Unicode code point: whether a combining mark follows is unknown) is released when all its bytes
     have arrived, never in part. All pieces and ``flush()`` together are exactly the generation's part of
-    ``tokenizer.decode(prompt_ids + generated_ids)``: what it has beyond the text that was certain after the prompt.
+    ``tokenizer.decode(prompt_ids + generated_ids)``: what it has beyond the prompt's whole characters.
     So a first token such as ``▁word`` keeps its space after a prompt and loses it without one, and a character begun
     by the prompt's last bytes is released whole.
 
@@ -37,6 +37,7 @@ class Detokenizer:
         self._decoder = tokenizer.decoder.start()
         for token in self._tail(tokenizer, prompt_ids):
             self._decoder.push(token)
+        self._decoder.settle()
 
     def push(self, token_id: int) -> str:
         """Return the text released by one more token; empty while it is held back, or when the token has none."""
