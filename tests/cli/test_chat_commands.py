@@ -235,3 +235,9 @@ def test_statistics_history_and_clear(capsys: pytest.CaptureFixture[str]) -> Non
     assert "simple" in shown
     assert "assistant: <four>" in shown
     assert len(conversation.messages) == 4, "/clear is for the screen"
+
+
+def test_a_bad_word_has_a_character() -> None:
+    """Of an empty one, the space before it would be banned."""
+    with pytest.raises(BadRequest, match="a bad word must not be empty"):
+        SamplingSettings(bad_words=("north", "")).sampling()

@@ -316,3 +316,17 @@ def test_no_engine_is_killed_before_it_can_say_anything() -> None:
     done = CliRunner().invoke(cli.typer, ["serve", "--hang-s", "0.001"])
     assert done.exit_code == 2
     assert "Invalid value for --hang-s: Expected `float` >= 1.0" in done.output
+
+
+@pytest.mark.parametrize("option", ["--max-header-bytes", "--max-body-bytes", "--max-message-bytes"])
+def test_limits_with_which_nothing_would_be_answered_are_refused(option: str) -> None:
+    done = CliRunner().invoke(cli.typer, ["serve", option, "1"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"Invalid value for {option}: Expected `int` >= 1024" in unboxed(done.output)
+
+
+@pytest.mark.parametrize("option", ["--header-timeout-s", "--body-timeout-s", "--write-timeout-s"])
+def test_times_in_which_no_client_can_answer_are_refused(option: str) -> None:
+    done = CliRunner().invoke(cli.typer, ["serve", option, "0.001"], env={"COLUMNS": "200"})
+    assert done.exit_code == 2
+    assert f"Invalid value for {option}: Expected `float` >= 1.0" in unboxed(done.output)

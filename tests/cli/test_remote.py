@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.cli.address import Address
+from dragoman.cli.address import Address, address_of
 from dragoman.cli.remote import fetch_json, stream_json
 from dragoman.cli.session import find_remote
 from dragoman.core.errors import DragomanError, EngineUnavailable, GenerationFailed
@@ -150,7 +150,16 @@ def test_an_address_of_version_6_is_written_in_brackets() -> None:
     assert str(Address.parse("http://[::1]:8000/v1")) == "http://[::1]:8000"
 
 
-@pytest.mark.parametrize("url", ["", "ftp://host", "http://host:99999", "http://", "http://host:port"])
+@pytest.mark.parametrize(
+    "url", ["", " ", "ftp://host", "http://host:99999", "http://host:0", "http://", "http://host:port"]
+)
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(DragomanError):
         Address.parse(url)
+
+
+def test_an_empty_address_is_not_that_of_this_machine() -> None:
+    """``stop --url "$UNSET"`` would stop the server here."""
+    with pytest.raises(DragomanError, match="--url is empty"):
+        address_of("", ())
+    assert address_of(None, ()) == Address("127.0.0.1", 8000, "", False)

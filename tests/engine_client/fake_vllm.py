@@ -41,8 +41,8 @@ class FakeVllm:
     """One server. ``requests`` holds the bodies that it was sent, without those of probes.
 
     ``step_s``: time of a token. ``forced``: tokens by the number of tokens before them in prompt and output.
-    ``cut_after``: streams break after so many tokens, once. ``stalls_after``: they fall silent. ``drips``: its health comes
-    byte by byte, without end.
+    ``cut_after``: streams break after so many tokens, once. ``stalls_after``: they fall silent.
+    ``drips``: the answer to ``/health`` comes byte by byte, without end.
     ``plugin``: the ``FakePlugin`` that its workers run. ``front``: what the plugin in its front says for its version.
     """
 

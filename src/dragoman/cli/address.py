@@ -26,6 +26,8 @@ class Address(msgspec.Struct, frozen=True):
     def parse(cls, url: str, key: str = "") -> Address:
         """Return the address of ``http://host:port/prefix``; the scheme may be left out. Raises DragomanError for an
         invalid address."""
+        if not url.strip():  # of a shell's variable that is not set
+            raise DragomanError("--url is empty: name a server, or leave the option out")
         try:
             parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         except ValueError as error:
@@ -34,9 +36,11 @@ class Address(msgspec.Struct, frozen=True):
             raise DragomanError(f"{url} is not an http or https address")
         secure = parts.scheme == "https"
         try:
-            port = parts.port or (443 if secure else 80)
+            port = (443 if secure else 80) if parts.port is None else parts.port
         except ValueError:
-            raise DragomanError(f"{url} names an impossible port") from None
+            port = 0
+        if not port:
+            raise DragomanError(f"{url} names an impossible port")
         # Clients of OpenAI are given a base that ends in /v1; the paths below include it.
         path = parts.path.rstrip("/").removesuffix("/v1")
         return cls(parts.hostname, port, path, secure, key)
@@ -55,4 +59,4 @@ class Address(msgspec.Struct, frozen=True):
 
 def address_of(url: str | None, api_key: Sequence[str]) -> Address:
     """Return the address that options name. Raises DragomanError for an invalid one."""
-    return Address.parse(url or HERE, next(iter(api_key), ""))
+    return Address.parse(HERE if url is None else url, next(iter(api_key), ""))

@@ -25,9 +25,10 @@ echo 'max_context = 1024' > dragoman.toml     # in a TOML file; several values a
 The command line wins over the variable, the variable over the file, the file over the default. The file is the one that
 `--config` or `DRAGOMAN_CONFIG` names, else `./dragoman.toml`, else `~/.config/dragoman/config.toml`. It is one flat
 table; a key that is no option, or a value of another type, is refused by name. In variables `yes` and `on` are true,
-`no` and `off` false, as `1` and `0` are. Each command names the file that it
-read, unless the user did. Somebody else may have written the file of a folder: `./dragoman.toml` sets no address, port,
-key or certificate, does not say who may come in, and sends nothing elsewhere (`host`, `url`, `engine`, `dialect` …),
+`no` and `off` false, as `1` and `0` are. An empty variable counts as none (`DRAGOMAN_URL= dragoman ps` asks this
+machine), an empty address on the command line is refused. Each command names the file that it read, unless the user
+did. Somebody else may have written the file of a folder: `./dragoman.toml` sets no address, port, key or certificate,
+does not say who may come in, and sends nothing elsewhere (`host`, `url`, `engine`, `dialect` …),
 unless `--config` names it.
 
 `--help` (`-h`) shows the options that most users want, `--help-all` every one; a model may be given as an argument

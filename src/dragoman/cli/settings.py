@@ -339,7 +339,9 @@ class SamplingSettings(msgspec.Struct, frozen=True, kw_only=True):
     stop: tuple[str, ...] = ()
 
     def sampling(self) -> SamplingParams:
-        """Return the sampling parameters for the engine."""
+        """Return the sampling parameters for the engine. Raises BadRequest for a bad word without a character."""
+        if "" in self.bad_words:
+            raise BadRequest("a bad word must not be empty", param="bad_words")
         given = msgspec.structs.asdict(self) | {"bad_words": both_spellings(self.bad_words)}
         names = set(SamplingParams.__struct_fields__).difference(self.unset_sampling)
         return SamplingParams(**{name: value for name, value in given.items() if name in names})

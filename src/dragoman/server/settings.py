@@ -13,6 +13,10 @@ from dragoman.dialects import REGISTRY
 from dragoman.serving.settings import Count, Seconds, ServingSettings
 
 Port = Annotated[int, Meta(ge=0, le=65535)]
+Size = Annotated[int, Meta(ge=1024)]
+"""Bytes of what a client sends: with less, no real client would be answered, not even one that asks for the health."""
+Patience = Annotated[float, Meta(ge=1)]
+"""Seconds that a client gets: with less, a busy machine or a slow network would have every request fail."""
 if TYPE_CHECKING:
     DialectName = str
 else:  # the registered names, as choices that the command line lists and msgspec checks
@@ -64,16 +68,16 @@ class ServerSettings(ServingSettings, frozen=True, kw_only=True):
     metric_names: tuple[str, ...] = ()
     dialect: DialectName = "openai"
     max_connections: Count = 1024
-    max_body_bytes: Count = 4 * 1024 * 1024
-    max_image_body_bytes: Count = 32 * 1024 * 1024
-    max_message_bytes: Count = 4 * 1024 * 1024
-    max_header_bytes: Count = 64 * 1024
-    header_timeout_s: Seconds = 20.0
-    body_timeout_s: Seconds = 60.0
-    write_timeout_s: Seconds = 60.0
+    max_body_bytes: Size = 4 * 1024 * 1024
+    max_image_body_bytes: Size = 32 * 1024 * 1024
+    max_message_bytes: Size = 4 * 1024 * 1024
+    max_header_bytes: Size = 64 * 1024
+    header_timeout_s: Patience = 20.0
+    body_timeout_s: Patience = 60.0
+    write_timeout_s: Patience = 60.0
     linger_s: Seconds = 5.0
     keep_alive_s: Seconds = 150.0
-    websocket_idle_s: Seconds = 3600.0
+    websocket_idle_s: Patience = 3600.0
     keep_alive_comment_s: Annotated[float, Meta(ge=0)] = 15.0
     shutdown_delay_s: Annotated[float, Meta(ge=0)] | None = None
     drain_s: Annotated[float, Meta(ge=0)] = 30.0

@@ -38,7 +38,7 @@ class LocalLabSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     locallab_rate_limit: Annotated[int, Meta(ge=0)] = 60
     locallab_burst: Annotated[int, Meta(ge=0)] = 10
-    locallab_max_body_bytes: Annotated[int, Meta(ge=1)] = 2 * 1024 * 1024
+    locallab_max_body_bytes: Annotated[int, Meta(ge=1024)] = 2 * 1024 * 1024
     locallab_prompt_mode: PromptMode = "auto"
     locallab_max_length: Annotated[int, Meta(ge=1)] = 8192
     locallab_temperature: Annotated[float, Meta(ge=0, le=2)] = 0.7
