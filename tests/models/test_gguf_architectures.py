@@ -30,6 +30,7 @@ from dragoman.models.gguf.mamba_hybrids import MAMBA_HYBRIDS
 from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
 from dragoman.models.gguf.recurrent import RECURRENT
+from dragoman.models.gguf.text_parts import TEXT_PARTS
 
 
 @pytest.fixture(autouse=True)
@@ -333,5 +334,5 @@ def test_every_architecture_has_a_case() -> None:
     elsewhere |= {"t5"}  # test_gguf_t5.py
     elsewhere |= {"eagle3"}  # test_gguf_eagle.py
     elsewhere |= {"gemma-embedding", "bert", "nomic-bert", "nomic-bert-moe", "modern-bert"}  # test_gguf_encoders.py
-    others = (LLAMA_VARIANTS, QWEN_HYBRIDS, MAMBA_HYBRIDS, MIXTURES, LATENT, RECURRENT)
+    others = (TEXT_PARTS, LLAMA_VARIANTS, QWEN_HYBRIDS, MAMBA_HYBRIDS, MIXTURES, LATENT, RECURRENT)
     assert {case.arch for case in CASES.values()}.union(elsewhere, {"kimi-linear"}, *others) == set(ARCHITECTURES)

@@ -92,7 +92,8 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
         row_order: from the config, the stored row of each row of a module (the name after ``blk.N.``).
         adjust: from a tensor under its family's name, the same with the family's dimensions and numbers, or the
             family's tensors that it holds.
-        norm_offset: added to norms by the converter, relative to the family's checkpoints.
+        norm_offset: added to norms by the converter, relative to the family's checkpoints. shifted: the ending of the
+            family's names of these.
         rotary: it has rotary positions, and keys that scale them.
         score_scaling: with YaRN, how scores are scaled, in the terms of the family's config.
         described: tensors that belong to the config, not to the checkpoint.
@@ -110,6 +111,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     row_order: RowOrder = family_order
     adjust: Adjust = as_stored
     norm_offset: float = 0.0
+    shifted: str = "norm.weight"
     rotary: bool = True
     score_scaling: ScoreScaling = no_score_scaling
     described: frozenset[str] = frozenset({"rope_freqs.weight"})

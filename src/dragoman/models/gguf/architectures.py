@@ -38,6 +38,7 @@ from dragoman.models.gguf.mixtures import MIXTURES
 from dragoman.models.gguf.qwen_hybrids import QWEN_HYBRIDS
 from dragoman.models.gguf.recurrent import RECURRENT
 from dragoman.models.gguf.t5 import T5
+from dragoman.models.gguf.text_parts import TEXT_PARTS
 from dragoman.models.pooling import POOLED_LAYERS, RERANKER
 
 _OTHER_KINDS = {
@@ -477,6 +478,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **LLAMA_VARIANTS,
     **MIXTURES,
     **LATENT,
+    **TEXT_PARTS,
     "t5": T5,
     "kimi-linear": KIMI_LINEAR,
     "eagle3": EAGLE,

@@ -199,7 +199,7 @@ def _as_family(architecture: Architecture, config: Config, tensor: GgufTensor) -
         if len(rows) != tensor.shape[0]:
             raise tensor.fail(f"it has {tensor.shape[0]} rows, where the metadata asks for {len(rows)}")
         return replace(tensor, rows=rows)
-    if architecture.norm_offset and tensor.name.endswith("norm.weight"):
+    if architecture.norm_offset and tensor.name.endswith(architecture.shifted):
         return replace(tensor, offset=architecture.norm_offset)
     return tensor
 
