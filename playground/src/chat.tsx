@@ -19,9 +19,10 @@ import {
     turns,
     version,
 } from "./conversation";
-import { ObjectForm } from "./form";
+import { ObjectForm, schemaFrom } from "./form";
 import { parse, stringify } from "./json";
 import { Markdown } from "./markdown";
+import { refuseMistakes } from "./mistake";
 import { ChooseFiles, type Picture, Thumbnails, filesOf, readPictures } from "./pictures";
 import type { Schema } from "./openapi";
 import { mode, seesImages, tools } from "./settings";
@@ -29,6 +30,16 @@ import { Tokens } from "./tokens";
 
 function QuestionView({ turn, index }: { turn: Question; index: number }) {
     const [draft, setDraft] = useState<string | null>(null);
+    const editor = useRef<HTMLTextAreaElement>(null);
+    const edit = useRef<HTMLButtonElement>(null);
+    const isEdited = draft !== null;
+    const wasEdited = useRef(false);
+    // The button that was pressed is gone: the focus goes where its user goes on.
+    useEffect(() => {
+        if (isEdited) editor.current?.focus();
+        else if (wasEdited.current) edit.current?.focus();
+        wasEdited.current = isEdited;
+    }, [isEdited]);
     const busy = running.value;
     return (
         <article class="question" aria-label="You">
@@ -40,7 +51,13 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
                         {turn.text}
                     </pre>
                     <p class="actions">
-                        <button type="button" class="quiet" disabled={busy} onClick={() => setDraft(turn.text)}>
+                        <button
+                            ref={edit}
+                            type="button"
+                            class="quiet"
+                            disabled={busy}
+                            onClick={() => setDraft(turn.text)}
+                        >
                             Edit
                         </button>
                         <button type="button" class="quiet" disabled={busy} onClick={() => resend(index, turn.text)}>
@@ -60,7 +77,9 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
                         Edited question
                     </label>
                     <textarea
+                        ref={editor}
                         id={`edit-${index}`}
+                        dir="auto"
                         rows={3}
                         value={draft}
                         onInput={(event) => setDraft(event.currentTarget.value)}
@@ -109,7 +128,7 @@ function Figures({ answer }: { answer: Answer }) {
 
 function schemaOf(name: string): Schema {
     try {
-        return JSON.parse(tools.value.find((tool) => tool.name === name)?.parameters ?? "{}");
+        return schemaFrom(JSON.parse(tools.value.find((tool) => tool.name === name)?.parameters ?? "{}"));
     } catch {
         return {};
     }
@@ -136,6 +155,12 @@ function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: nu
             class="calls"
             onSubmit={(event) => {
                 event.preventDefault();
+                try {
+                    for (const each of Object.values(edited)) refuseMistakes(each);
+                } catch (error) {
+                    problem.value = (error as Error).message;
+                    return;
+                }
                 const calls = answer.calls.map((call) =>
                     edited[call.id] ? { ...call, arguments: stringify(edited[call.id]) } : call,
                 );
@@ -167,6 +192,7 @@ function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: nu
                         <label for={`result-${index}-${i}`}>What the tool returns</label>
                         <textarea
                             id={`result-${index}-${i}`}
+                            dir="auto"
                             rows={2}
                             value={isSent ? (turn.results[i]?.text ?? "") : (results[call.id] ?? "")}
                             onInput={(event) => setResults({ ...results, [call.id]: event.currentTarget.value })}
@@ -384,6 +410,7 @@ export function Chat() {
                 <label for="question">{isChat ? "Your message" : "The text to continue"}</label>
                 <textarea
                     id="question"
+                    dir="auto"
                     rows={isChat ? 2 : 5}
                     value={text}
                     onInput={(event) => setText(event.currentTarget.value)}

@@ -2,6 +2,7 @@
 
 import { signal } from "@preact/signals";
 import { type Answer, type Token, emptyAnswer, generate, textOf } from "./answer";
+import { refuseMistakes } from "./mistake";
 import { chatFields, completionFields } from "./openapi";
 import type { Picture } from "./pictures";
 import { contextTokens, model, mode, requestFields, system, values } from "./settings";
@@ -220,6 +221,12 @@ export async function fork(index: number, of: Answer, position: number, token: T
     const body: Record<string, unknown> = { model: of.model, prompt: ids, logprobs: 5, return_token_ids: true };
     for (const [name, value] of Object.entries(values.value))
         if (known.has(name) && !WHOLE_ANSWER.has(name)) body[name] = value;
+    try {
+        refuseMistakes(body);
+    } catch (error) {
+        problem.value = (error as Error).message;
+        return;
+    }
     const most = values.value["max_tokens"] ?? values.value["max_completion_tokens"];
     const room = contextTokens.value - ids.length;
     body["max_tokens"] = Math.max(1, typeof most === "number" ? most - position - 1 : Math.min(room, 512));

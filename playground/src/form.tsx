@@ -2,6 +2,7 @@
 
 import { useState } from "preact/hooks";
 import { parse, parseInteger, stringify } from "./json";
+import { Mistake } from "./mistake";
 import type { Schema } from "./openapi";
 
 interface InputProps {
@@ -86,57 +87,90 @@ export function SchemaInput({ id, kind, value, onValue, describedBy, placeholder
     return <JsonInput {...{ id, kind: schema, value, onValue, describedBy, placeholder }} />;
 }
 
+/** Returns the number that a text spells; none for an empty one. */
+function numberOf(text: string, kind: Schema): number | bigint | Mistake | undefined {
+    const given = text.trim();
+    if (!given) return undefined;
+    if (kind.type === "integer") return parseInteger(given) ?? new Mistake(text, `${given} is not an integer.`);
+    const number = Number(given);
+    return Number.isFinite(number) ? number : new Mistake(text, `${given} is not a number. Its fraction begins with a point.`);
+}
+
+function textOf(value: unknown, written: (value: unknown) => string): string {
+    return value === undefined ? "" : value instanceof Mistake ? value.text : written(value);
+}
+
 function NumberInput({ id, kind, value, onValue, describedBy, placeholder }: InputProps) {
-    const [text, setText] = useState(value === undefined ? "" : String(value));
-    const parsed = kind.type === "integer" ? parseInteger(text.trim()) : text.trim() ? Number(text) : undefined;
-    const low = kind.minimum !== undefined && parsed !== undefined && parsed < kind.minimum;
-    const high = kind.maximum !== undefined && parsed !== undefined && parsed > kind.maximum;
-    const wrong = text.trim() !== "" && (parsed === undefined || Number.isNaN(parsed) || low || high);
+    const [text, setText] = useState(textOf(value, String));
+    const number = typeof value === "number" || typeof value === "bigint" ? value : undefined;
+    const low = kind.minimum !== undefined && number !== undefined && number < kind.minimum;
+    const high = kind.maximum !== undefined && number !== undefined && number > kind.maximum;
     return (
         <input
             id={id}
             type="text"
             inputMode={kind.type === "integer" ? "numeric" : "decimal"}
             aria-describedby={describedBy}
-            aria-invalid={wrong}
+            aria-invalid={value instanceof Mistake || low || high}
             placeholder={placeholder}
-            value={value === undefined && !wrong ? "" : text}
+            value={value === undefined ? "" : text}
             onInput={(event) => {
                 const given = event.currentTarget.value;
                 setText(given);
-                const number =
-                    kind.type === "integer" ? parseInteger(given.trim()) : given.trim() ? Number(given) : undefined;
-                onValue(typeof number === "number" && Number.isNaN(number) ? undefined : number);
+                onValue(numberOf(given, kind));
             }}
         />
     );
 }
 
+function jsonOf(text: string): unknown {
+    try {
+        return text.trim() ? parse(text) : undefined;
+    } catch (error) {
+        return new Mistake(text, `This is not JSON: ${(error as Error).message}`);
+    }
+}
+
 function JsonInput({ id, value, onValue, describedBy, placeholder }: InputProps) {
-    const [text, setText] = useState(value === undefined ? "" : stringify(value));
-    const [wrong, setWrong] = useState(false);
+    const [text, setText] = useState(textOf(value, stringify));
     return (
         <textarea
             id={id}
             rows={2}
             class="mono"
             aria-describedby={describedBy}
-            aria-invalid={wrong}
+            aria-invalid={value instanceof Mistake}
             placeholder={placeholder ?? "JSON"}
-            value={value === undefined && !wrong ? "" : text}
+            value={value === undefined ? "" : text}
             onInput={(event) => {
                 const given = event.currentTarget.value;
                 setText(given);
-                try {
-                    onValue(given.trim() ? parse(given) : undefined);
-                    setWrong(false);
-                } catch {
-                    setWrong(true);
-                    onValue(undefined);
-                }
+                onValue(jsonOf(given));
             }}
         />
     );
+}
+
+/** Returns what a form can be made of, from a schema that anybody wrote. */
+export function schemaFrom(value: unknown): Schema {
+    if (!value || typeof value !== "object") return {};
+    const given = value as Record<string, unknown>;
+    const made: Schema = {};
+    if (typeof given["type"] === "string") made.type = given["type"];
+    if (typeof given["description"] === "string") made.description = given["description"];
+    if (typeof given["minimum"] === "number") made.minimum = given["minimum"];
+    if (typeof given["maximum"] === "number") made.maximum = given["maximum"];
+    if (given["items"]) made.items = schemaFrom(given["items"]);
+    if (Array.isArray(given["anyOf"])) made.anyOf = given["anyOf"].map(schemaFrom);
+    if (Array.isArray(given["required"])) made.required = given["required"];
+    const choices = given["enum"];
+    if (Array.isArray(choices) && choices.every((each) => typeof each !== "object")) made.enum = choices;
+    const properties = given["properties"];
+    if (properties && typeof properties === "object")
+        made.properties = Object.fromEntries(
+            Object.entries(properties).map(([name, each]) => [name, schemaFrom(each)]),
+        );
+    return made;
 }
 
 /** A form for an object: an input for each property of its schema. */

@@ -23,6 +23,8 @@ class BoundedLexer extends Lexer {
     }
 }
 
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1eeff}]/u;
+
 const NAMED: Record<string, string> = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 
 function unescaped(text: string): string {
@@ -41,6 +43,12 @@ function safeAddress(address: string): string | undefined {
     } catch {
         return undefined;
     }
+}
+
+/** The direction of lists, tables and quotations. `dir="auto"` would not look into their parts, which have their own. */
+function directionOf(text: string): "rtl" | undefined {
+    const letter = /\p{L}/u.exec(text)?.[0];
+    return letter && RIGHT_TO_LEFT.test(letter) ? "rtl" : undefined;
 }
 
 function link(address: string, children: ComponentChildren): VNode {
@@ -99,11 +107,11 @@ function Code({ text, language }: { text: string; language: string }) {
 function Table({ token }: { token: Tokens.Table }) {
     return (
         <div class="scroll" tabIndex={0} role="region" aria-label="Table">
-            <table>
+            <table dir={directionOf(token.raw)}>
                 <thead>
                     <tr>
                         {token.header.map((cell) => (
-                            <th scope="col">{inline(cell.tokens)}</th>
+                            <th scope="col" dir="auto">{inline(cell.tokens)}</th>
                         ))}
                     </tr>
                 </thead>
@@ -111,7 +119,7 @@ function Table({ token }: { token: Tokens.Table }) {
                     {token.rows.map((row) => (
                         <tr>
                             {row.map((cell) => (
-                                <td>{inline(cell.tokens)}</td>
+                                <td dir="auto">{inline(cell.tokens)}</td>
                             ))}
                         </tr>
                     ))}
@@ -130,26 +138,32 @@ function blocks(tokens: Token[]): ComponentChildren {
             case "heading": {
                 // The page has the first two levels.
                 const Heading = `h${Math.min(6, token.depth + 2)}` as "h3";
-                return <Heading>{inline(token.tokens)}</Heading>;
+                return <Heading dir="auto">{inline(token.tokens)}</Heading>;
             }
             case "paragraph":
                 return <p dir="auto">{inline(token.tokens)}</p>;
             case "code":
                 return <Code text={token.text} language={token.lang ?? ""} />;
             case "blockquote":
-                return <blockquote>{blocks(token.tokens ?? [])}</blockquote>;
+                return <blockquote dir={directionOf(token.raw)}>{blocks(token.tokens ?? [])}</blockquote>;
             case "hr":
                 return <hr />;
             case "table":
                 return <Table token={token as Tokens.Table} />;
             case "list": {
                 const items = (token as Tokens.List).items.map((item) => (
-                    <li dir="auto">
+                    <li>
                         {item.task && (item.checked ? "☑ " : "☐ ")}
                         {blocks(item.tokens)}
                     </li>
                 ));
-                return token.ordered ? <ol start={Number(token.start) || 1}>{items}</ol> : <ul>{items}</ul>;
+                const dir = directionOf(token.raw);
+                if (!token.ordered) return <ul dir={dir}>{items}</ul>;
+                return (
+                    <ol dir={dir} start={Number(token.start) || 1}>
+                        {items}
+                    </ol>
+                );
             }
             case "checkbox":
                 return null;

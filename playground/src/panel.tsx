@@ -235,6 +235,7 @@ export function Panel() {
                     <label for="system">System text</label>
                     <textarea
                         id="system"
+                        dir="auto"
                         rows={3}
                         value={system.value}
                         onInput={(event) => (system.value = event.currentTarget.value)}

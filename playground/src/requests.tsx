@@ -66,11 +66,14 @@ export function program(language: Language, call: Call, keyed: boolean): string 
 }
 
 function curlOf({ method, to, body }: Call, keyed: boolean): string[] {
+    const content = stringify(body);
+    // From standard input where it has images: Linux takes no argument of more than 128 KiB.
+    const data = content.length > 30_000 ? ["  -d @- <<'END'", content, "END"] : [`  -d ${quoted(content)}`];
     return [
         `curl ${quoted(path(to))} -X ${method} \\`,
         "  -H 'content-type: application/json' \\",
         ...(keyed ? ['  -H "authorization: Bearer $API_KEY" \\'] : []),
-        `  -d ${quoted(stringify(body))}`,
+        ...data,
     ];
 }
 

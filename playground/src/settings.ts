@@ -3,6 +3,7 @@
 import { computed, signal } from "@preact/signals";
 import { getJson } from "./api";
 import { parse } from "./json";
+import { refuseMistakes } from "./mistake";
 import { chatFields, completionFields } from "./openapi";
 
 export type Mode = "chat" | "completion";
@@ -71,17 +72,19 @@ export async function loadModels(): Promise<void> {
     }
 }
 
-/** Returns the fields of a request, without its prompt. Throws for JSON that is none. */
+/** Returns the fields of a request, without its prompt. Throws where a field is not what it should be. */
 export function requestFields(kind: Mode): Record<string, unknown> {
     const known = new Set((kind === "chat" ? chatFields : completionFields).value.map((field) => field.name));
     const fields: Record<string, unknown> = {};
     if (model.value) fields["model"] = model.value;
     for (const [name, value] of Object.entries(values.value)) if (known.has(name)) fields[name] = value;
+    refuseMistakes(fields);
     if (format.value !== "text") {
         const schema =
             format.value === "json_schema" ? parsed(formatSchema.value, "The JSON Schema of the answer") : null;
         const json_schema = { name: "answer", schema };
-        fields["response_format"] = schema ? { type: "json_schema", json_schema } : { type: "json_object" };
+        fields["response_format"] =
+            format.value === "json_schema" ? { type: "json_schema", json_schema } : { type: "json_object" };
     }
     if (showTokens.value) {
         fields["return_token_ids"] = true;

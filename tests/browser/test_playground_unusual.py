@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -128,3 +129,73 @@ def test_a_key_of_any_characters_is_sent(chromium: BrowserContext, page: Page) -
                 page.get_by_role("button", name="Use this key").click()
             assert answered.value.status == (200 if key == "schlüssel-🔑" else 401)
         page.locator("#model option").first.wait_for(state="attached")
+
+
+WRONG = {"temperature": "0,5", "top_p": "Infinity", "max_tokens": "1e3", "logit_bias": '{"5": '}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_value_of_a_field_is_told_and_not_left_out(playground: Playground, name: str) -> None:
+    page = playground.page
+    page.get_by_text("All other fields").click()
+    playground.set(**{name: WRONG[name]})
+    assert page.locator(f"#field-{name}").get_attribute("aria-invalid") == "true"
+    playground.ask("Hi")
+    assert page.locator(".error").inner_text().startswith(f"{name}: ")
+    assert not playground.bodies()
+    page.get_by_role("button", name="Reset").click()
+    page.wait_for_selector(f"#field-{name}[aria-invalid=false]")
+    assert page.locator(f"#field-{name}").input_value() == ""
+    playground.ask("Hi")
+    playground.answer()
+    assert name not in playground.bodies()[0]
+
+
+def test_a_format_that_is_no_schema_is_sent_as_it_is(playground: Playground) -> None:
+    playground.page.get_by_text("Format of the answer").click()
+    playground.page.locator("#format").select_option("json_schema")
+    playground.page.locator("#format-schema").fill("false")
+    playground.ask("Hi")
+    playground.answer()
+    assert playground.bodies()[0]["response_format"]["json_schema"]["schema"] is False
+
+
+def test_a_call_whose_schema_no_form_fits_leaves_the_page_alive(playground: Playground) -> None:
+    page = playground.page
+    page.get_by_text("Tools (0)").click()
+    page.get_by_role("button", name="Add a tool").click()
+    function = {"name": "get_weather", "arguments": "{}"}
+    script(page, chunk({"tool_calls": [{"index": 0, "id": "call_1", "function": function}]}), chunk({}, "tool_calls"))
+    schemas = [None, 5, [], *({"properties": each} for each in (None, {"a": None}, {"a": True}, {"a": {"enum": "b"}}))]
+    schemas += [{"required": 5, "properties": {"a": {}}}, {"properties": {"a": {"anyOf": {}, "description": {}}}}]
+    for number, schema in enumerate(schemas, 1):
+        page.locator("#tool-parameters-0").fill(json.dumps(schema))
+        playground.ask("Call")
+        playground.answer(number).get_by_text("What the tool returns").wait_for()
+    assert not playground.said
+
+
+def test_arguments_that_are_not_json_are_not_sent(playground: Playground) -> None:
+    page = playground.page
+    function = {"name": "unknown", "arguments": '{"a": 1}'}
+    script(page, chunk({"tool_calls": [{"index": 0, "id": "call_1", "function": function}]}), chunk({}, "tool_calls"))
+    playground.ask("Call")
+    playground.answer()
+    page.locator("#call-1-0").fill('{"a": ')
+    page.get_by_role("button", name="Send the results").click()
+    page.get_by_text("This is not JSON").wait_for()
+    assert len(playground.bodies()) == 1
+    page.locator("#call-1-0").fill('{"a": 2}')
+    page.get_by_role("button", name="Send the results").click()
+    playground.answer(2)
+    assert playground.bodies()[1]["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a":2}'
+
+
+def test_a_long_request_runs_with_curl_too(playground: Playground) -> None:
+    """Linux takes no argument of more than 128 KiB."""
+    playground.ask("it's long " * 20_000)
+    playground.answer()
+    playground.view("Requests")
+    text = playground.page.locator(".requests pre").first.inner_text()
+    done = subprocess.run(["bash"], input=text, capture_output=True, text=True, timeout=60, check=True)
+    assert "tokens" in json.loads(done.stdout)["error"]["message"]

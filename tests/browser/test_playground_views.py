@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from playground_page import Playground, script_text
+from playground_page import Playground, chunk, script, script_text
 from stub_runtime import RunningServer, running_server
 from test_playground import SETTINGS
 
@@ -306,6 +306,74 @@ def test_it_fits_a_small_screen(page: Page, server: RunningServer) -> None:
         playground.view(view)
         page.wait_for_timeout(300)
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
+
+
+def test_names_and_tokens_without_a_place_to_break_fit_a_small_screen(page: Page, server: RunningServer) -> None:
+    """A screen of 1280 pixels at a zoom of 400 %."""
+    page.set_viewport_size({"width": 320, "height": 640})
+    models = [{"id": f"{'m' * 150}{number}", "max_model_len": 100} for number in range(100)]
+    page.route("**/openai/v1/models", lambda route: route.fulfill(json={"data": models}))
+    playground = Playground(page, server.url)
+    page.goto(server.url)
+    page.locator("#model option").first.wait_for(state="attached")
+    entry = {"id": 1, "token": "=" * 100, "bytes": [61] * 100, "logprob": -0.1}
+    called = chunk({"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f" * 64, "arguments": "{}"}}]})
+    called["choices"][0]["logprobs"] = {"content": [{**entry, "top_logprobs": [entry]}]}
+    script(page, called, chunk({}, "tool_calls"))
+    playground.ask("z" * 500)
+    playground.tokens().first.click()
+    page.get_by_text("Token 1:").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    playground.view("Server")
+    page.locator("#view-Server strong", has_text="m99").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
+def test_the_focus_is_seen_in_a_low_window(page: Page, server: RunningServer) -> None:
+    """A window of 1280 by 1024 pixels at a zoom of 400 %."""
+    page.set_viewport_size({"width": 320, "height": 256})
+    playground = Playground(page, server.url)
+    page.goto(server.url)
+    page.locator("#model option").first.wait_for(state="attached")
+    script_text(page, "\n\n".join(f"[link {i}](https://a.example/{i})" for i in range(20)))
+    playground.ask("Links")
+    links = playground.answer().locator("a")
+    page.get_by_role("button", name="Send again").focus()
+    for number in range(20):
+        page.keyboard.press("Tab")
+        assert links.nth(number).evaluate("each => each === document.activeElement")
+        seen = """each => { const { left, top } = each.getBoundingClientRect();
+            return each.contains(document.elementFromPoint(left + 5, top + 5)); }"""
+        assert links.nth(number).evaluate(seen), number
+
+
+def test_the_focus_goes_with_an_edit(playground: Playground) -> None:
+    page = playground.page
+    script_text(page, "ok")
+    playground.ask("First")
+    playground.answer()
+    page.get_by_role("button", name="Edit").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#edit-0:focus")
+    page.get_by_role("button", name="Cancel").focus()
+    page.keyboard.press("Enter")
+    page.locator("button:focus", has_text="Edit").wait_for()
+
+
+def test_text_from_right_to_left_stands_at_the_right(playground: Playground) -> None:
+    page = playground.page
+    hebrew = "\u05e9\u05dc\u05d5\u05dd"
+    parts = ("# {}", "- {}", "1. {}", "> {}", "| {} |\n|---|\n| x |", "{} x")
+    script_text(page, "\n\n".join(part.format(hebrew) for part in parts) + "\n\n- left\n")
+    playground.ask(hebrew)
+    answer = playground.answer()
+    for kind in ("h3", "ul >> nth=0", "ol", "blockquote", "table", "p >> nth=1"):
+        part = answer.locator(".markdown").locator(kind).first
+        assert part.evaluate("each => getComputedStyle(each).direction") == "rtl", kind
+    assert answer.locator("ul").nth(1).evaluate("each => getComputedStyle(each).direction") == "ltr"
+    for field in ("question", "system"):
+        page.locator(f"#{field}").fill(hebrew)
+        assert page.locator(f"#{field}").evaluate("each => getComputedStyle(each).direction") == "rtl"
 
 
 def test_the_first_paint_comes_within_a_second(page: Page, server: RunningServer) -> None:
