@@ -11,6 +11,7 @@ from stub_runtime import RunningServer
 
 from dragoman.cluster.answer import Frames
 from dragoman.cluster.everywhere import merged
+from dragoman.cluster.upstream import ReplicaLost
 from dragoman.server.relay import BODY_FRAME, END_FRAME, HEAD_FRAME
 
 pytestmark = pytest.mark.anyio
@@ -63,3 +64,18 @@ def test_answers_become_one() -> None:
         200, {"cancelled": 3}
     )
     assert merged([unknown, answer(503, {})]) == unknown
+    assert merged([answer(200, {"cancelled": 1}), answer(200, {"cancelled": 1})]) == answer(200, {"cancelled": 2})
+
+
+@pytest.mark.parametrize(
+    "odd", [{"requests": 5}, {"requests": [1]}, {"requests": [{"id": "x"}]}, [1], {"cancelled": "1"}]
+)
+def test_an_answer_that_cannot_be_read_is_left_out(odd: object) -> None:
+    good = answer(200, {"requests": [{"id": "a", "age_s": 1.0}]})
+    assert merged([answer(200, odd), good]) == good
+    assert merged([good, answer(200, {"requests": [], "more": None})])[1] == (
+        BODY_FRAME,
+        b'{"requests":[{"id":"a","age_s":1.0}],"more":null}',
+    )
+    with pytest.raises(ReplicaLost):
+        merged([answer(200, odd)])

@@ -138,6 +138,10 @@ async def test_a_silent_replica_is_left_for_another(
         b"not HTTP at all\r\n\r\n",
         relayed(b"\x00\xff\xff\xff\xff"),
         relayed(frame(HEAD_FRAME, b"no msgpack")),
+        relayed(frame(HEAD_FRAME, msgspec.msgpack.encode([101, []])), frame(END_FRAME, b"")),
+        relayed(
+            frame(HEAD_FRAME, msgspec.msgpack.encode([200, [[b"x", b"y\r\nset-cookie: z"]]])), frame(END_FRAME, b"")
+        ),
         relayed(frame(BODY_FRAME, b"a body without a head"), frame(END_FRAME, b"")),
         relayed(),
         b"HTTP/1.1 200 OK\r\nx-endless: " + b"a" * MOST_HEAD + b"a" * MOST_HEAD,

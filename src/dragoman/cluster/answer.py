@@ -65,11 +65,14 @@ class ClientAnswer:
 
 
 def head_of(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """Return the status and headers in a frame. Raises ReplicaLost where it has none."""
+    """Return the status and headers in a frame. Raises ReplicaLost where it has none that a client can get."""
     try:
-        return _decode_head(payload)
+        status, headers = _decode_head(payload)
     except msgspec.MsgspecError:
         raise ReplicaLost("its answer has a head that cannot be read") from None
+    if not 200 <= status < 600 or any(b"\n" in part or b"\r" in part for header in headers for part in header):
+        raise ReplicaLost("its answer has a head that is none of HTTP")
+    return status, headers
 
 
 async def rest_of(connection: ReplicaConnection, first: tuple[int, bytes]) -> Frames:
