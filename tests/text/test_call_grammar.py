@@ -99,6 +99,7 @@ WRITTEN = {
     "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     "llama": '{"name": "weather", "parameters": {"city": "paris"}}',
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "paris"}}]',
+    "nemotron": '<TOOLCALL>[{"name": "weather", "arguments": {"city": "paris"}}]</TOOLCALL>',
     "mistral_named": '[TOOL_CALLS]weather[ARGS]{"city": "paris"}',
     "pythonic": '[weather(city="paris", days=3), get_time()]',
     "lfm2": '<|tool_call_start|>[weather(city="paris", days=3), get_time()]<|tool_call_end|>',

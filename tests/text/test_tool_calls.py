@@ -106,6 +106,11 @@ TIME = ("get_time", "{}")
             '{"name": "get_time", "arguments": {}, "id": "abcdefghj"}]',
         ),
         (
+            "nemotron",
+            '<TOOLCALL>[{"name": "weather", "arguments": {"city": "Köln", "days": 2}}, '
+            '{"name": "get_time", "arguments": {}}]</TOOLCALL>',
+        ),
+        (
             "mistral_named",
             '[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": 2}[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{}',
         ),
@@ -211,6 +216,9 @@ def test_content_is_not_held_back_longer_than_it_must() -> None:
         ("mistral", "[TOOL_CALLS] []"),
         ("mistral", '[TOOL_CALLS] [{"name": "unknown", "arguments": {}}]'),
         ("mistral", '[TOOL_CALLS]unknown[ARGS]{"a": 1}'),
+        ("nemotron", "<TOOLCALL>[]</TOOLCALL>"),
+        ("nemotron", '<TOOLCALL>{"name": "weather", "arguments": {}}</TOOLCALL>'),
+        ("nemotron", '<TOOLCALL>[{"name": "unknown", "arguments": {}}]</TOOLCALL>'),
         ("mistral_named", "[TOOL_CALLS]weather[ARGX]{}"),
         ("mistral_named", "[TOOL_CALLS]weather[CALL_ID]abc"),
         ("pythonic", "[weather(Paris)]"),
@@ -394,6 +402,7 @@ def test_the_embedded_models_format_is_found() -> None:
         ),
         ('Respond in the format {"name": function name, "parameters": dictionary of arguments}.', "llama"),
         ('{"name": f, "parameters": p} <|tool_call|>', None),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>', "nemotron"),
         ("[TOOL_CALLS][", "mistral"),
         ("[TOOL_CALLS]' + name + '[ARGS]", "mistral_named"),
         ("[func_name1(params_name1=params_value1), func_name2(params)]", "pythonic"),
@@ -425,6 +434,8 @@ def test_a_template_takes_tools_when_it_uses_the_variable(source: str, takes: bo
 def test_reasoning_marks_are_found_from_template_or_vocabulary() -> None:
     assert find_reasoning_marks(TEMPLATES["qwen3"], lambda token: False) == ("<think>", "</think>")
     assert find_reasoning_marks("", {"[THINK]", "[/THINK]"}.__contains__) == ("[THINK]", "[/THINK]")
+    cohere = ("<|START_THINKING|>", "<|END_THINKING|>")
+    assert find_reasoning_marks("{{ '<|START_THINKING|>' + plan + '<|END_THINKING|>' }}", lambda token: False) == cohere
     assert find_reasoning_marks(BUILTIN["chat_template"], lambda token: False) == ("<think>", "</think>")
     assert find_reasoning_marks("{{ messages[-1].content }}", lambda token: False) is None
 

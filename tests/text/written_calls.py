@@ -61,6 +61,9 @@ def written(format: str, made: list[tuple[str, dict[str, Any]]]) -> str:
             return "<|python_tag|>" + "; ".join(f'{{"name": "{n}", "parameters": {a}}}' for n, a in dumped)
         case "mistral":
             return "[TOOL_CALLS] [" + ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in dumped) + "]"
+        case "nemotron":
+            inner = ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in dumped)
+            return f"<TOOLCALL>[{inner}]</TOOLCALL>"
         case "mistral_named":
             return "".join(f"[TOOL_CALLS]{n}[ARGS]{a}" for n, a in dumped)
         case "qwen" | "glm" | "minimax" | "deepseek_tagged":

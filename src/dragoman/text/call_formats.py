@@ -186,6 +186,18 @@ class MistralCalls(ObjectCalls):
         self._pending.clear()
 
 
+class NemotronCalls(MistralCalls):
+    """Nemotron Nano 2: a list of objects between ``<TOOLCALL>`` and ``</TOOLCALL>``."""
+
+    def _read(self) -> Steps[None]:
+        while (yield from self._find("<TOOLCALL>")):
+            try:
+                yield from self._list()
+                yield from self._word("</TOOLCALL>")
+            except NotACall:
+                self._restore()
+
+
 class PythonicCalls(ObjectCalls):
     """Llama 3.2 and 4: a list of Python calls, at the beginning of the text or between ``<|python_start|>`` and
     ``<|python_end|>``: ``[weather(city="Paris", days=2), now()]``.

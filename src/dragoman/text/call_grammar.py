@@ -94,6 +94,11 @@ def _mistral(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape
     return mark("[TOOL_CALLS]"), f'" "? "[" object{more} "]"', _objects(tools), ""
 
 
+def _nemotron(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    more = ' (", " object)*' if parallel else ""
+    return mark("<TOOLCALL>"), f'"[" object{more} "]" {mark("</TOOLCALL>")}', _objects(tools), ""
+
+
 def _mistral_named(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
     opener, separator = mark("[TOOL_CALLS]"), mark("[ARGS]")
     names = [f"call_{i}: {json.dumps(tool.name)} {separator} arguments_{i}" for i, tool in enumerate(tools)]
@@ -191,6 +196,7 @@ _FORMATS: Mapping[str, Callable[[Mark, Sequence[CallableTool], bool], Shape]] = 
     "llama": _llama,
     "mistral": _mistral,
     "mistral_named": _mistral_named,
+    "nemotron": _nemotron,
     "pythonic": _pythonic,
     "lfm2": _lfm2,
 }

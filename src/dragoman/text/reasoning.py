@@ -18,6 +18,7 @@ KNOWN_MARKS = (
     ReasoningMarks("<think>", "</think>"),
     ReasoningMarks("[THINK]", "[/THINK]"),
     ReasoningMarks("<|channel>thought", "<channel|>"),
+    ReasoningMarks("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 
 ANALYSIS = ReasoningMarks("<|channel|>analysis<|message|>", "<|end|>")

@@ -12,7 +12,14 @@ from dragoman.core.entropy import random_bits, token_hex
 from dragoman.core.serving import ReasoningBlocks, ToolCalls
 from dragoman.text import deepseek_calls, harmony
 from dragoman.text.argument_types import ToolSchemas
-from dragoman.text.call_formats import HermesCalls, LlamaCalls, MarkedPythonicCalls, MistralCalls, PythonicCalls
+from dragoman.text.call_formats import (
+    HermesCalls,
+    LlamaCalls,
+    MarkedPythonicCalls,
+    MistralCalls,
+    NemotronCalls,
+    PythonicCalls,
+)
 from dragoman.text.call_parser import CallParser
 from dragoman.text.chat_template import ChatTemplate
 from dragoman.text.deepseek_calls import DeepSeekCalls
@@ -113,6 +120,12 @@ _ALL = (
         marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
         written=(r"\[TOOL_CALLS\]", r"\[ARGS\]"),
         new_id=_nine_characters,
+    ),
+    CallFormat(
+        name="nemotron",
+        parser=NemotronCalls,
+        marks=("<TOOLCALL>", "</TOOLCALL>"),
+        written=(r"<TOOLCALL>\s*\[", r"</TOOLCALL>"),
     ),
     CallFormat(
         name="qwen",
