@@ -28,6 +28,8 @@ from dragoman.core.errors import ModelError
 from dragoman.models.tensors import Format
 
 MODULE = "model.layers.0.self_attn.k_proj"
+STACK = "model.layers.1.mlp.experts.gate_up_proj"
+STACKED = {"": torch.zeros(4, 8, 16, dtype=torch.uint8), "_weight_scale": torch.ones(4, 8, 2)}
 NUMBERS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 
 
@@ -230,6 +232,18 @@ WRONG: dict[str, tuple[str, Callable[[Pieces], object], dict[str, Any], str]] = 
         lambda t: t.update({f"{MODULE}.pre_quant_scale": torch.ones(4)}),
         {},
         r"pre_quant_scale: scales of inputs \(AWQ\) are not supported",
+    ),
+    "stacked experts": (
+        "optimizer",
+        lambda t: t.update({f"{STACK}{end}": value for end, value in STACKED.items()}),
+        {},
+        r"mlp.experts.gate_up_proj: is quantized under another name than weight, as stacked experts are",
+    ),
+    "scales of inputs of a kept module": (
+        "optimizer",
+        lambda t: t.update({"lm_head.pre_quant_scale": torch.ones(4)}),
+        {},
+        r"lm_head.pre_quant_scale",
     ),
     "kept module": ("optimizer", len, {"ignore": ["self_attn"]}, "is quantized, where the config says"),
     "other groups": ("optimizer", len, {"group_size": 32}, "group_size 32 is not supported"),

@@ -64,12 +64,15 @@ how a class splits texts is known by its name, `tokenizer_class`.
 * SentencePiece's classes whose ids are not those of the file are refused, but for T5's and XLM-RoBERTa's, which are
   known. Two settings matter where they are absent: without `add_bos_token` a text begins with BOS, as in Llama's first
   class; and without `legacy`, or with `true`, a space comes before the text after each special token.
+* `tekken.json`: a text begins with BOS too, unless `add_bos_token` is `false`. With tiktoken's files and byte-level BPE
+  it does so only if that is `true`; ChatGLM4's, RoBERTa's and BART's classes put their own tokens around a text.
 * tiktoken's: `TikTokenTokenizer` (Kimi, Moonlight), `QWenTokenizer`, `HYTokenizer` (Hunyuan) and `ChatGLM4Tokenizer`.
 * Byte-level BPE: GPT-2's, CodeGen's, GPT-NeoX's, Qwen 2's, RoBERTa's and BART's.
 * WordPiece: BERT's, DistilBERT's and ELECTRA's.
 
 Ids are those of the libraries `sentencepiece`, `tiktoken` and `mistral-common`. Another form or class is refused with
-the command that converts it.
+the command that converts it. So is a file of more than 64 MiB, 1,048,576 tokens or merges, 16,384 special tokens, or of
+tokens that are longer than any that are published: reading it would take long.
 
 ## Mixtures of experts
 

@@ -61,6 +61,9 @@ class ModelOpt(msgspec.Struct, frozen=True):
             if pieces.stored["weight"].dtype in (*FLOAT8, "U8") or "weight_scale" in pieces.stored
         }
         tensors = replace_pieces(stored, modules, [self._matrix(pieces) for pieces in modules.values()])
+        for name, tensor in stored.items():
+            if name in tensors and tensors[name] is tensor and tensor.dtype in (*FLOAT8, "U8"):
+                raise tensor.fail("is quantized under another name than weight, as stacked experts are; not supported")
         return {name: tensor for name, tensor in tensors.items() if not name.endswith(_CACHE_SCALES)}
 
     def _matrix(self, pieces: Pieces) -> Tensor:
