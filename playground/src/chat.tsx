@@ -415,7 +415,9 @@ export function Chat() {
                     value={text}
                     onInput={(event) => setText(event.currentTarget.value)}
                     onPaste={(event) => take(event, filesOf(event.clipboardData))}
-                    onDragOver={(event) => event.dataTransfer?.types.includes("Files") && event.preventDefault()}
+                    onDragOver={(event) =>
+                        seesImages.value && event.dataTransfer?.types.includes("Files") && event.preventDefault()
+                    }
                     onDrop={(event) => take(event, filesOf(event.dataTransfer))}
                     onKeyDown={(event) => {
                         if (event.key === "Enter" && !event.shiftKey && !event.isComposing && isChat) {

@@ -193,5 +193,13 @@ function App() {
     );
 }
 
+// A file dropped where nothing takes it would be opened in place of the page, and the chat be lost.
+for (const kind of ["dragover", "drop"] as const) {
+    window.addEventListener(kind, (event) => {
+        if (event.defaultPrevented || !event.dataTransfer?.types.includes("Files")) return;
+        event.preventDefault();
+        event.dataTransfer.dropEffect = "none";
+    });
+}
 render(<App />, document.getElementById("app")!);
 void load();

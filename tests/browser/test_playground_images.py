@@ -66,9 +66,9 @@ def choose(playground: Playground, *images: tuple[str, bytes]) -> None:
     playground.page.locator("input[type=file]").set_input_files(files)
 
 
-def hand_over(page: Page, kind: str, name: str, media: str, content: bytes) -> bool:
+def hand_over(page: Page, kind: str, name: str, media: str, content: bytes, *, to: str = "#question") -> bool:
     encoded = base64.b64encode(content).decode()
-    return bool(page.locator("#question").evaluate(HAND_OVER, [kind, name, media, encoded]))
+    return bool(page.locator(to).evaluate(HAND_OVER, [kind, name, media, encoded]))
 
 
 def test_a_model_is_asked_about_images(playground: Playground) -> None:
@@ -160,4 +160,14 @@ def test_a_model_that_sees_nothing_is_offered_no_images(page: Page, blind: Runni
     playground = Playground(page, blind.url)
     playground.open()
     assert page.get_by_role("button", name="Add images").count() == 0
-    assert hand_over(page, "drop", "red.png", "image/png", png("red")), "the browser does what it does by itself"
+    assert hand_over(page, "paste", "red.png", "image/png", png("red")), "the browser does what it does by itself"
+
+
+@pytest.mark.parametrize("kind", ["dragover", "drop"])
+@pytest.mark.parametrize("place", ["#question", "h1"])
+def test_a_dropped_file_is_not_opened_in_place_of_the_page(
+    page: Page, blind: RunningServer, kind: str, place: str
+) -> None:
+    playground = Playground(page, blind.url)
+    playground.open()
+    assert not hand_over(page, kind, "red.png", "image/png", png("red"), to=place)
