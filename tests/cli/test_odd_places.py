@@ -8,6 +8,7 @@ import errno
 import io
 import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -200,6 +201,24 @@ def test_the_first_process_of_a_container_ends_at_sigterm_and_a_server_survives_
 ) -> None:
     done = subprocess.run([sys.executable, "-c", SIGNALLED, command], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode, done.stderr) == (said, code, "")
+
+
+USER_SIGNALS = """
+import os, signal, sys
+from dragoman.cli.start import handle_signals
+handle_signals(sys.argv[1:])
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR2)
+print("alive", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("command", "said", "code"), [("serve", "alive\n", 0), ("plan", "", -signal.SIGUSR1)])
+def test_a_server_says_that_it_heeds_no_user_signals(command: str, said: str, code: int) -> None:
+    done = subprocess.run([sys.executable, "-c", USER_SIGNALS, command], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == (said, code)
+    assert ("SIGUSR1 has no meaning here" in done.stderr) is bool(said)
+    assert ("SIGUSR2 has no meaning here" in done.stderr) is bool(said)
 
 
 def shell(line: str) -> str:

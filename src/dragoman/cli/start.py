@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from dragoman.engine_client.prespawn import PrespawnedWorker
 
 SERVING = ("serve", "start")
+UNHEEDED = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that other servers open their logs again at, or restart: their default is to end the process."""
 
 
 def run() -> None:
@@ -81,15 +84,24 @@ def _unwritten(error: OSError) -> int:
 
 
 def handle_signals(arguments: Sequence[str]) -> None:
-    """Have a command that serves survive SIGHUP from its first moment on, and any command end at SIGTERM.
+    """Have a command that serves survive SIGHUP and ``UNHEEDED`` from its first moment on, and any command end at
+    SIGTERM.
 
     The kernel drops signals to the first process of a container that it has no handler for: `docker stop` during a
     download would wait in vain.
     """
     if arguments and arguments[0] in SERVING and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:
         signal.signal(signal.SIGHUP, lambda number, frame: None)  # there is nothing to read again yet
+    if arguments and arguments[0] in SERVING:
+        for number in UNHEEDED:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _say_unheeded)
     if os.getpid() == 1 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+
+
+def _say_unheeded(number: int, frame: object) -> None:
+    logging.getLogger("dragoman.server").warning("%s has no meaning here: nothing is done", signal.Signals(number).name)
 
 
 def _open_standard_files() -> None:
