@@ -1,5 +1,4 @@
-"""GPT-Neo, the TinyStories models too: scores without a factor, and windows in every other layer; and XGLM, whose
-positions are sinusoids."""
+"""GPT-Neo, the TinyStories models too: scores without a factor, and windows in every other layer."""
 
 from __future__ import annotations
 
@@ -22,18 +21,6 @@ _NEO_NAMES: dict[str, tuple[str, ...]] = {
     "feed_forward_in": (f"{_LAYER}mlp.c_fc",),
     "feed_forward_out": (f"{_LAYER}mlp.c_proj",),
     "final_norm": ("transformer.ln_f",),
-    "head": ("lm_head",),
-}
-_XGLM_LAYER = "model.layers.{layer}."
-_XGLM_NAMES: dict[str, tuple[str, ...]] = {
-    "embedding": ("model.embed_tokens",),
-    "attention_norm": (f"{_XGLM_LAYER}self_attn_layer_norm",),
-    "qkv": tuple(f"{_XGLM_LAYER}self_attn.{part}_proj" for part in "qkv"),
-    "attention_out": (f"{_XGLM_LAYER}self_attn.out_proj",),
-    "feed_forward_norm": (f"{_XGLM_LAYER}final_layer_norm",),
-    "feed_forward_in": (f"{_XGLM_LAYER}fc1",),
-    "feed_forward_out": (f"{_XGLM_LAYER}fc2",),
-    "final_norm": ("model.layer_norm",),
     "head": ("lm_head",),
 }
 
@@ -82,41 +69,6 @@ def _windows(config: Config, layers: int) -> tuple[int, ...]:
     return tuple(window if kind == "local" else 0 for kind in kinds)
 
 
-def _read_xglm(config: Config) -> DecoderSpec:
-    width, heads, layers = config.size("d_model"), config.size("attention_heads"), config.size("num_layers")
-    head_dim = even_head_dim(width, heads, "d_model", "attention_heads")
-    if width % 2 or width < 4:
-        raise ModelError(f"{config.where}: d_model {width} is odd or too small for sinusoidal positions")
-    return DecoderSpec(
-        architecture="XGLMForCausalLM",
-        vocab_size=config.size("vocab_size"),
-        width=width,
-        layers=layers,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        feed_forward=config.size("ffn_dim"),
-        context=config.size("max_position_embeddings", 2048),
-        embedding=Embedding(
-            scale=width**0.5 if config.flag("scale_embedding", True) else 1.0,
-            positions=True,
-            positions_offset=2,
-            sinusoidal="whole",
-        ),
-        norm="layer",
-        norm_bias=True,
-        norm_eps=1e-5,
-        activation=config.choice("activation_function", "gelu", ACTIVATIONS),
-        gated=False,
-        qkv_bias=True,
-        attention_out_bias=True,
-        feed_forward_bias=True,
-        windows=(0,) * layers,
-        attention_scales=(head_dim**-0.5,) * layers,
-        tied=config.flag("tie_word_embeddings", True),
-    )
-
-
 FAMILIES: dict[str, Family] = {
     "GPTNeoForCausalLM": Family(
         _read_gpt_neo,
@@ -127,14 +79,5 @@ FAMILIES: dict[str, Family] = {
         title="GPT-Neo, TinyStories",
         examples=("EleutherAI/gpt-neo-125m", "EleutherAI/gpt-neo-1.3B", "roneneldan/TinyStories-33M"),
         note="TinyStories' repositories hold pickled weights alone: the error at start says what to do.",
-    ),
-    "XGLMForCausalLM": Family(
-        _read_xglm,
-        _XGLM_NAMES,
-        "xglm",
-        base="model.",
-        ignored=re.compile(r"embed_positions\.weights"),
-        title="XGLM",
-        examples=("facebook/xglm-564M", "facebook/xglm-7.5B"),
     ),
 }

@@ -13,7 +13,7 @@ from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.gemma import GEMMA2_NAMES
 from dragoman.models.families.llama import ACTIVATIONS, ROTARY_BUFFER, llama_like
-from dragoman.models.families.other_senses import NOTE
+from dragoman.models.families.nested_text_parts import NOTE
 from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
 
 _DEFAULTS: dict[str, Any] = {

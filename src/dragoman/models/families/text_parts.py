@@ -21,7 +21,7 @@ from dragoman.models.families.lfm2 import FAMILIES as LFM2
 from dragoman.models.families.llama import FAMILIES as LLAMA
 from dragoman.models.families.llama_variants import FAMILIES as LLAMA_VARIANTS
 from dragoman.models.families.nemotron_h import FAMILIES as NEMOTRON_H
-from dragoman.models.families.other_senses import NOTE
+from dragoman.models.families.nested_text_parts import NOTE
 from dragoman.models.families.phi import FAMILIES as PHI
 from dragoman.models.families.qwen_hybrid import FAMILIES as QWEN_HYBRID
 from dragoman.models.families.qwen_hybrid import without_image_positions

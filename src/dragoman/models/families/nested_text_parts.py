@@ -1,5 +1,5 @@
-"""Models that see or hear through parts that are not loaded, around a decoder of another family: text alone is served.
-``text_parts`` has those whose decoder is of one family."""
+"""Models that see or hear through parts that are not loaded, whose config names the family of their decoder: text is
+served. ``text_parts`` has those whose decoder is of one family."""
 
 from __future__ import annotations
 
