@@ -8,6 +8,7 @@ about: within a text's part that becomes this token, everything happens as in th
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping
 
 MOST_STEPS = 1 << 26
@@ -28,7 +29,7 @@ def merges_of(ranks: Mapping[str, float]) -> list[tuple[str, str]]:
     """
     if sum(len(token) ** 2 for token in ranks) > MOST_STEPS:
         raise TooManyMerges("are too long to be those of a vocabulary")
-    shared = _shared_ranks(ranks)
+    shared = {rank for rank, tokens in Counter(ranks.values()).items() if tokens > 1}
     merges: list[tuple[str, str]] = []
     for token in sorted(ranks, key=ranks.__getitem__):
         if len(token) < 2:
@@ -36,18 +37,13 @@ def merges_of(ranks: Mapping[str, float]) -> list[tuple[str, str]]:
         parts = _last_parts(token, ranks)
         if parts is not None:
             merges.append(parts)
-        if shared and ranks[token] in shared:
+        if ranks[token] in shared:
             cuts = range(len(token) - 1, 0, -1)
             pairs = ((token[:cut], token[cut:]) for cut in cuts)
             merges += [pair for pair in pairs if pair != parts and pair[0] in ranks and pair[1] in ranks]
         if len(merges) > MOST_MERGES:
             raise TooManyMerges(f"can be joined in more than {MOST_MERGES:,} ways")
     return merges
-
-
-def _shared_ranks(ranks: Mapping[str, float]) -> set[float]:
-    seen: set[float] = set()
-    return {rank for rank in ranks.values() if rank in seen or seen.add(rank)}  # type: ignore[func-returns-value]
 
 
 def _last_parts(token: str, ranks: Mapping[str, float]) -> tuple[str, str] | None:

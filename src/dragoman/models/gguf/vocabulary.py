@@ -7,6 +7,7 @@ of words). All become a ``tokenizer.json``; token ids are those of llama.cpp.
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import IntEnum
 from typing import Any
 
@@ -133,8 +134,7 @@ def _read_vocabulary(keys: Metadata, adds_bos: bool, adds_eos: bool) -> Vocabula
     if not tokens:
         raise keys.file.fail(f"{_PREFIX}tokens", "is missing or empty")
     if len(set(tokens)) != len(tokens):
-        seen: set[str] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        [(twice, _)] = Counter(tokens).most_common(1)
         raise keys.file.fail(f"{_PREFIX}tokens", f"has the token {twice!r} twice")
     given = keys.numbers("token_type", len(tokens))
     types = np.full(len(tokens), TokenType.NORMAL, np.int32) if given is None else given.astype(np.int32)

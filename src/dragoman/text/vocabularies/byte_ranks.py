@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -24,8 +25,7 @@ def byte_level_pipeline(
         raise ModelError(f"{path}: it has more than {MOST_TOKENS:,} tokens")
     spelled = [byte_level_token(token) for token in tokens]
     if len(set(spelled)) != len(spelled):
-        seen: set[bytes] = set()
-        twice = next(token for token in tokens if token in seen or seen.add(token))  # type: ignore[func-returns-value]
+        [(twice, _)] = Counter(tokens).most_common(1)
         raise ModelError(f"{path}: it has the token {twice!r:.100} twice")
     ranks = {token: rank for rank, token in enumerate(spelled)}
     if "" in ranks:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
@@ -127,8 +128,7 @@ def _check_pieces(pieces: list[str], scores: list[float], types: list[int]) -> N
     if not pieces:
         raise _Damaged("it has no pieces")
     if len(set(pieces)) != len(pieces):
-        seen: set[str] = set()
-        twice = next(piece for piece in pieces if piece in seen or seen.add(piece))  # type: ignore[func-returns-value]
+        [(twice, _)] = Counter(pieces).most_common(1)
         raise _Damaged(f"it has the piece {twice!r:.100} twice")
     for i, (piece, score, kind) in enumerate(zip(pieces, scores, types, strict=True)):
         if not piece:
