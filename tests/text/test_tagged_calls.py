@@ -17,7 +17,9 @@ from dragoman.text.tool_calls import CALL_FORMATS
 
 STATED = ["deepseek_tagged"]
 """Formats whose tags say whether a value is a string."""
-FORMATS = [name for name, format in CALL_FORMATS.items() if not format.is_typed and name not in STATED]
+FORMATS = [
+    name for name, format in CALL_FORMATS.items() if not format.is_typed and not format.is_framed and name not in STATED
+]
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {

@@ -13,8 +13,7 @@ from dragoman.serving.model import ServedModel
 from dragoman.serving.worker_pool import WorkerPools
 from dragoman.text import StopMatcher
 from dragoman.text.call_grammar import final_lead
-from dragoman.text.harmony import BEFORE_FINAL
-from dragoman.text.reasoning import ReasoningMarks, ReasoningParser
+from dragoman.text.reasoning import FrameParser, ReasoningMarks, ReasoningParser
 from dragoman.text.stop import AnswerStopMatcher, Matcher
 from dragoman.text.tool_calls import CALL_FORMATS
 
@@ -37,8 +36,9 @@ def stop_matcher(
     ``token_ids``: the prompt.
     """
     blocks, calls = model.card.reasoning, model.card.tool_calls
-    if calls is not None and CALL_FORMATS[calls.format].is_framed and isinstance(request.prompt, ChatPrompt):
-        return AnswerStopMatcher(stops, ReasoningParser(BEFORE_FINAL))
+    frame = None if calls is None else CALL_FORMATS[calls.format].frame
+    if frame is not None and isinstance(request.prompt, ChatPrompt):
+        return AnswerStopMatcher(stops, FrameParser(frame, begun=reasoning_begun(model, request, token_ids)))
     if not request.ending.stop_in_answer:
         return copy(stops)
     reasoning = None
@@ -59,8 +59,9 @@ def constraint_of(
     if blocks is None or constraint is None or not request.constraint_behind_reasoning:
         return constraint
     calls = model.card.tool_calls
+    frame = None if calls is None else CALL_FORMATS[calls.format].frame
     lead: tuple[str | int, ...] = ()
-    if calls is not None and CALL_FORMATS[calls.format].is_framed and not _has_tools(request):
+    if calls is not None and frame is not None and not _has_tools(request):
         lead = final_lead(calls)
     return AfterReasoning(
         answer=constraint,
@@ -69,7 +70,7 @@ def constraint_of(
         opening_parts=blocks.opening_parts,
         closing_id=blocks.special_ids.get(blocks.closing),
         lead=lead,
-        lead_alone=lead[2:],  # the prompt has written the beginning
+        lead_alone=lead[frame.written :] if frame is not None else (),
         begun=reasoning_begun(model, request, token_ids),
     )
 
@@ -92,7 +93,7 @@ async def reasoning_limit(
     closing_ids = _closing_ids(model, blocks)
     return ReasoningLimit(
         tokens=request.reasoning_budget,
-        opening=blocks.opening,
+        opening=blocks.opening.lstrip(),
         closing=blocks.closing,
         closing_ids=closing_ids,
         # The first time this reads the whole vocabulary.

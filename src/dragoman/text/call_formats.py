@@ -11,7 +11,14 @@ _NAME_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 class ObjectCalls(CallParser):
-    """Formats that write a call as a JSON object."""
+    """Formats that write a call as a JSON object.
+
+    Attributes:
+        name_key: its member with the tool's name. ignored_keys: members with texts that say nothing here.
+    """
+
+    name_key = "name"
+    ignored_keys: tuple[str, ...] = ("id", "type")
 
     def _object(self) -> Steps[None]:
         """Read one call ``{"name": "…", "arguments": {…}}``.
@@ -25,14 +32,14 @@ class ObjectCalls(CallParser):
         while True:
             key = yield from self._string()
             yield from self._expect(":")
-            if key == "name" and not name:
+            if key == self.name_key and not name:
                 name = yield from self._string()
                 if name not in self._names:
                     raise NotACall
             elif key in ("arguments", "parameters") and not given:
                 given = True
                 early = yield from self._arguments(name)
-            elif key in ("id", "type"):
+            elif key in self.ignored_keys:
                 yield from self._string()
             else:
                 raise NotACall

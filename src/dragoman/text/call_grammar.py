@@ -16,12 +16,15 @@ import msgspec
 from dragoman.core.constraint import Lark
 from dragoman.core.errors import UnsupportedFeature
 from dragoman.core.serving import ToolCalls
+from dragoman.text.cohere_calls import ACTION, ACTION_END, RESPONSE, RESPONSE_END, TEXT, TEXT_END
 from dragoman.text.deepseek_calls import BLOCK, BLOCK_END, CALL, CALL_END, FENCE, FENCE_END, SEPARATOR, TYPE
 from dragoman.text.gemma_grammar import gemma_calls
 from dragoman.text.harmony import CHANNEL, CONSTRAIN, FUNCTIONS, MESSAGE, ROLE, START
+from dragoman.text.muse_calls import MORE, MUSE_TAGS, TO
 from dragoman.text.tagged_calls import DSML_TAGS, GLM_TAGS, MINIMAX_TAGS, QWEN_TAGS, CallTags
-from dragoman.text.tagged_grammar import tagged_calls
+from dragoman.text.tagged_grammar import tagged_call_rules, tagged_calls
 from dragoman.text.text_patterns import without
+from dragoman.text.tool_calls import CALL_FORMATS
 
 
 class CallableTool(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,23 +167,61 @@ def _harmony(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape
     names = [json.dumps(f"commentary to={FUNCTIONS}{tool.name}") for tool in tools]
     calls = [f"call_{i}: {again} {name} {kind} arguments_{i}" for i, name in enumerate(names)]
     text = rf"FINAL: /(.|\n)*/{without(START)}{without(CHANNEL)}"
-    final = f"final: {_final(mark)} FINAL"
+    final = f"final: {_final('harmony', mark)} FINAL"
     return "", "call", [_any("call", tools), *calls, final, text, *_schemas(tools)], ""
 
 
-def _final(mark: Mark) -> str:
-    return f'({mark(START)} {json.dumps(ROLE)})? {mark(CHANNEL)} "final" {mark(MESSAGE)}'
+def _muse(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    # Each call is a message to its tool. The prompt has written the beginning of the first one.
+    beginning = f"{mark(START)} {json.dumps(ROLE)}"
+    made, rules = tagged_call_rules(MUSE_TAGS, mark, [(tool.name, tool.arguments) for tool in tools])
+    block, block_end = mark(MUSE_TAGS.block), mark(MUSE_TAGS.block_end)
+    calls = [
+        rf'call_{i}: {json.dumps(TO + tool.name)} {mark(MESSAGE)} {block} "\n" {call} "\n" {block_end}'
+        for i, (tool, call) in enumerate(zip(tools, made, strict=True))
+    ]
+    more = f" ({mark(MORE)} {beginning} call)*" if parallel else ""
+    final = f"final: {_final('muse', mark)} FINAL"
+    text = rf"FINAL: /(.|\n)*/{without(START)}"
+    return "", f"({beginning})? call{more}", [_any("call", tools), *calls, final, text, *rules], ""
+
+
+def _cohere(text: str, text_end: str) -> Callable[[Mark, Sequence[CallableTool], bool], Shape]:
+    def shape(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+        heads = [json.dumps(f'", "tool_name": {json.dumps(tool.name)}, "parameters": ') for tool in tools]
+        number = json.dumps('{"tool_call_id": "')
+        calls = [f'call_{i}: {number} NUMBER {head} arguments_{i} "}}"' for i, head in enumerate(heads)]
+        more = ' ("," BLANK call)*' if parallel else ""
+        body = f'{mark(ACTION)} "[" BLANK call{more} BLANK "]" {mark(ACTION_END)}'
+        end = mark(text_end)
+        # One lexeme where the mark is text: an answer may end with what begins it.
+        closed = "CLOSED" if end.startswith('"') else "closed"
+        final = [f"final: {mark(text)} (FINAL | {closed})", f"{closed}: FINAL {end}"]
+        terminals = [rf"FINAL: /(.|\n)*/{without(text_end)}", "NUMBER: /[0-9]{1,4}/", r"BLANK: /[ \n]*/"]
+        return "", body, [_any("call", tools), *calls, *final, *terminals, *_schemas(tools)], ""
+
+    return shape
+
+
+def _final(format: str, mark: Mark) -> str:
+    """Return the expression for what comes before the text of an answer, first or after reasoning."""
+    frame = CALL_FORMATS[format].frame
+    assert frame is not None
+    lead = [json.dumps(part) if part not in CALL_FORMATS[format].marks else mark(part) for part in frame.lead]
+    written = f"({' '.join(lead[: frame.written])})? " if frame.written else ""
+    return written + " ".join(lead[frame.written :])
 
 
 def final_opening(calls: ToolCalls) -> str:
     """Return the expression for what comes before the text of an answer, first or after reasoning."""
-    return _final(_marks(calls.special_ids))
+    return _final(calls.format, _marks(calls.special_ids))
 
 
 def final_lead(calls: ToolCalls) -> tuple[str | int, ...]:
     """Return what comes before the text of an answer that follows reasoning: texts, and ids of special tokens."""
-    parts = (START, ROLE, CHANNEL, "final", MESSAGE)
-    return tuple(calls.special_ids.get(part, part) for part in parts)
+    frame = CALL_FORMATS[calls.format].frame
+    assert frame is not None
+    return tuple(calls.special_ids.get(part, part) for part in frame.lead)
 
 
 _FORMATS: Mapping[str, Callable[[Mark, Sequence[CallableTool], bool], Shape]] = {
@@ -190,6 +231,9 @@ _FORMATS: Mapping[str, Callable[[Mark, Sequence[CallableTool], bool], Shape]] = 
     "minimax": _tagged(MINIMAX_TAGS),
     "deepseek_tagged": _tagged(DSML_TAGS),
     "harmony": _harmony,
+    "muse": _muse,
+    "cohere": _cohere(TEXT, TEXT_END),
+    "cohere_response": _cohere(RESPONSE, RESPONSE_END),
     "deepseek": _deepseek,
     "deepseek_bare": _deepseek_bare,
     "hermes": _hermes,

@@ -213,6 +213,22 @@ class CallParser(abc.ABC):
             self._add(Content(self._gap))
         return ""
 
+    def _pass_on(self, take: Callable[[str], None], *ends: str) -> Steps[str]:
+        """Hand over a text, character by character, up to one of these marks, of which none begins another; return that
+        mark, or an empty text where the text ended."""
+        held = ""
+        while char := (yield from self._next()):
+            self._pending.clear()
+            held += char
+            while held and not any(end.startswith(held) for end in ends):
+                take(held[0])
+                held = held[1:]
+            if held in ends:
+                return held
+        for char in held:
+            take(char)
+        return ""
+
     def _begins(self, mark: str) -> Steps[bool]:
         """Return whether the text begins with this character, which is not consumed."""
         begins = (yield from self._peek()) == mark

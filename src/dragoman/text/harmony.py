@@ -7,11 +7,9 @@ have text for the user; a message to ``functions.NAME`` has the arguments of a c
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from dragoman.text.call_formats import ObjectCalls
 from dragoman.text.call_parser import NotACall, Reasoning, Steps
-from dragoman.text.reasoning import ReasoningMarks
+from dragoman.text.reasoning import AnswerFrame
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -20,8 +18,9 @@ ROLE = "assistant"
 FUNCTIONS = "functions."
 """What recipients that are tools begin with."""
 
-BEFORE_FINAL = ReasoningMarks(CHANNEL, "final" + MESSAGE)
-"""What an answer begins with, and ends with before the text in which stop strings are looked for."""
+FRAME = AnswerFrame(
+    opening=CHANNEL, before_text=("final" + MESSAGE,), lead=(START, ROLE, CHANNEL, "final", MESSAGE), written=2
+)
 
 _ENDS = (END, CALL, RETURN)
 _OPENERS = (START, CHANNEL)
@@ -59,12 +58,12 @@ class HarmonyMessages(ObjectCalls):
             yield from self._one_of(*_ENDS)
             self._pending.clear()
         elif channel == "analysis":
-            yield from self._body(lambda char: self._add(Reasoning(char)))
+            yield from self._pass_on(lambda char: self._add(Reasoning(char)), *_ENDS)
         elif channel in ("final", "commentary", ""):
             if self._has_content:
                 self._text("\n\n")
             self._has_content = True
-            yield from self._body(self._text)
+            yield from self._pass_on(self._text, *_ENDS)
         else:
             raise NotACall
 
@@ -97,17 +96,3 @@ class HarmonyMessages(ObjectCalls):
         if char != "<":
             yield from self._bare_name()
         return recipient, (yield from self._one_of(CHANNEL, CONSTRAIN, MESSAGE))
-
-    def _body(self, take: Callable[[str], None]) -> Steps[None]:
-        """Hand over a text, character by character, up to the mark that ends it."""
-        held = ""
-        while char := (yield from self._next()):
-            self._pending.clear()
-            held += char
-            while held and not any(mark.startswith(held) for mark in _ENDS):
-                take(held[0])
-                held = held[1:]
-            if held in _ENDS:
-                return
-        for char in held:
-            take(char)

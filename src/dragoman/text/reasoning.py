@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
+
+import msgspec
 
 
 class ReasoningMarks(NamedTuple):
@@ -22,7 +24,28 @@ KNOWN_MARKS = (
 )
 
 ANALYSIS = ReasoningMarks("<|channel|>analysis<|message|>", "<|end|>")
-"""The marks of gpt-oss, which are known by the opening one."""
+"""The marks of gpt-oss."""
+TO_SELF = ReasoningMarks(" to=self<|message|>", "<|eom|>")
+"""The marks of Muse Glimmer, whose prompts end before the space."""
+
+KNOWN_BY_OPENING = (ANALYSIS, TO_SELF)
+"""Marks of which the closing one also ends other messages."""
+
+
+class AnswerFrame(msgspec.Struct, frozen=True, kw_only=True):
+    """How a format marks the text of an answer.
+
+    Attributes:
+        opening: what an answer begins with that is not all text.
+        before_text: marks after which the text comes in which stop strings are looked for.
+        lead: what comes before that text after a block of reasoning, in texts and marks. written: how many of these the
+            prompt has written where there is no block.
+    """
+
+    opening: str
+    before_text: tuple[str, ...]
+    lead: tuple[str, ...]
+    written: int = 0
 
 
 class PieceKind(enum.Enum):
@@ -46,7 +69,8 @@ class ReasoningParser:
     """
 
     def __init__(self, marks: ReasoningMarks, *, begun: bool = False) -> None:
-        self._marks = marks
+        self._opening = marks.opening.lstrip()
+        self._closings: Sequence[str] = (marks.closing,)
         self._pending = ""
         self._step = self._lead if begun else self._before
 
@@ -68,7 +92,7 @@ class ReasoningParser:
         return [(kind, self._take(len(self._pending)))] if self._pending else []
 
     def _before(self) -> list[Piece]:
-        opening, visible = self._marks.opening, self._pending.lstrip()
+        opening, visible = self._opening, self._pending.lstrip()
         if visible.startswith(opening):
             self._step = self._lead
             return [(PieceKind.LAYOUT, self._take(len(self._pending) - len(visible) + len(opening)))]
@@ -80,16 +104,18 @@ class ReasoningParser:
         return self._layout(then=self._inside)
 
     def _inside(self) -> list[Piece]:
-        closing, pending = self._marks.closing, self._pending
-        end = pending.find(closing)
-        if end >= 0:
+        pending = self._pending
+        end, closing = min(((pending.find(mark), mark) for mark in self._closings if mark in pending), default=(-1, ""))
+        if closing:
             self._step = self._trail
             reasoning = self._take(len(pending[:end].rstrip()))
             return [
                 (PieceKind.REASONING, reasoning),
                 (PieceKind.LAYOUT, self._take(end + len(closing) - len(reasoning))),
             ]
-        partial = next(k for k in range(min(len(closing), len(pending)), -1, -1) if pending.endswith(closing[:k]))
+        longest = min(max(map(len, self._closings)), len(pending))
+        sizes = range(longest, -1, -1)
+        partial = next(k for k in sizes if any(m.startswith(pending[len(pending) - k :]) for m in self._closings))
         reasoning = pending[: len(pending) - partial].rstrip()
         return [(PieceKind.REASONING, self._take(len(reasoning)))] if reasoning else []
 
@@ -108,6 +134,17 @@ class ReasoningParser:
     def _take(self, size: int) -> str:
         taken, self._pending = self._pending[:size], self._pending[size:]
         return taken
+
+
+class FrameParser(ReasoningParser):
+    """Splits a generated text into what comes before the text of an answer, of which all is one block, and the rest.
+
+    ``begun``: the prompt ended inside a block of reasoning.
+    """
+
+    def __init__(self, frame: AnswerFrame, *, begun: bool = False) -> None:
+        super().__init__(ReasoningMarks(frame.opening, frame.before_text[0]), begun=begun)
+        self._closings = frame.before_text
 
 
 def mark_texts(tokens: Iterable[bytes], marks: ReasoningMarks) -> dict[int, str]:

@@ -200,18 +200,7 @@ class TaggedCalls(CallParser):
         char = yield from self._next()
         if not (tags.on_lines and char == "\n"):
             self._unread(char)
-        held = ""
-        while char := (yield from self._next()):
-            self._pending.clear()
-            held += char
-            while held and not any(end.startswith(held) for end in ends):
-                take(held[0])
-                held = held[1:]
-            if held in ends:
-                return True
-        for char in held:
-            take(char)
-        return False
+        return bool((yield from self._pass_on(take, *ends)))
 
 
 class QwenCalls(TaggedCalls):

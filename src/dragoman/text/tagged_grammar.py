@@ -26,15 +26,23 @@ def tagged_calls(
     ``mark`` returns a tag as a grammar writes it. ``tools``: names, and schemas of the arguments; None for any
     arguments. Raises UnsupportedFeature.
     """
-    grammar = _TaggedGrammar(tags, mark)
-    calls = [f"call_{i}: {grammar.call(name, schema)}" for i, (name, schema) in enumerate(tools)]
-    rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools))), *calls, *grammar.rules]
+    made, rules = tagged_call_rules(tags, mark, tools)
+    calls = [f"call_{i}: {call}" for i, call in enumerate(made)]
+    rules = ["call: " + " | ".join(f"call_{i}" for i in range(len(tools))), *calls, *rules]
     end = mark(tags.block_end)
     if tags.several:
         more = r' ("\n" call)*' if parallel else ""
         return rf'"\n" call{more} "\n" {end}', rules
     body = rf'"\n" call "\n" {end}' if tags.on_lines else f"call {end}"
     return body + (rf' ("\n"? {mark(tags.block)} {body})*' if parallel else ""), rules
+
+
+def tagged_call_rules(
+    tags: CallTags, mark: Callable[[str], str], tools: Sequence[tuple[str, Mapping[str, Any] | None]]
+) -> tuple[list[str], list[str]]:
+    """Return the expression of a call of each tool, without its block, and their rules. As in ``tagged_calls``."""
+    grammar = _TaggedGrammar(tags, mark)
+    return [grammar.call(name, schema) for name, schema in tools], grammar.rules
 
 
 class _TaggedGrammar:

@@ -10,7 +10,7 @@ import msgspec
 
 from dragoman.core.entropy import random_bits, token_hex
 from dragoman.core.serving import ReasoningBlocks, ToolCalls
-from dragoman.text import deepseek_calls, harmony
+from dragoman.text import cohere_calls, deepseek_calls, harmony, muse_calls
 from dragoman.text.argument_types import ToolSchemas
 from dragoman.text.call_formats import (
     HermesCalls,
@@ -22,10 +22,12 @@ from dragoman.text.call_formats import (
 )
 from dragoman.text.call_parser import CallParser
 from dragoman.text.chat_template import ChatTemplate
+from dragoman.text.cohere_calls import CohereCalls
 from dragoman.text.deepseek_calls import DeepSeekCalls
 from dragoman.text.gemma_calls import CLOSER, OPENER, QUOTE, GemmaCalls
 from dragoman.text.harmony import HarmonyMessages
-from dragoman.text.reasoning import ANALYSIS, KNOWN_MARKS, ReasoningMarks
+from dragoman.text.muse_calls import MuseMessages
+from dragoman.text.reasoning import KNOWN_BY_OPENING, KNOWN_MARKS, AnswerFrame, ReasoningMarks
 from dragoman.text.tagged_calls import (
     DSML,
     DSML_TAGS,
@@ -49,8 +51,7 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
         written: patterns that a template contains, all of them, when its model uses this format.
         unlike: a pattern that the template then does not contain.
         leads: a character that an answer begins with which is a call from there on.
-        is_framed: the text of an answer is between marks, too, so it is read by the parser also without tools, and
-            reasoning is never part of the content.
+        frame: how the text of an answer is marked; None: it is not.
         is_typed: False where the parser needs the schemas of the tools to know the types of values.
     """
 
@@ -60,9 +61,15 @@ class CallFormat(msgspec.Struct, frozen=True, kw_only=True):
     written: tuple[str, ...]
     unlike: str | None = None
     leads: str = ""
-    is_framed: bool = False
+    frame: AnswerFrame | None = None
     is_typed: bool = True
     new_id: Callable[[], str] = lambda: "call_" + token_hex(12)
+
+    @property
+    def is_framed(self) -> bool:
+        """Whether the text of an answer is between marks, too, so that it is read by the parser also without tools, and
+        reasoning is never part of the content."""
+        return self.frame is not None
 
     def start(self, names: Collection[str], schemas: ToolSchemas | None = None) -> CallParser:
         """Return a parser for one generated text; ``names`` are the tools that may be called, ``schemas`` are of their
@@ -89,7 +96,29 @@ _ALL = (
         parser=HarmonyMessages,
         marks=harmony.MARKS,
         written=(r"<\|channel\|>commentary", r"functions\."),
-        is_framed=True,
+        frame=harmony.FRAME,
+    ),
+    CallFormat(
+        name="muse",
+        parser=MuseMessages,
+        marks=muse_calls.MARKS,
+        written=(r"to=self<\|message\|>", r"<atem:invoke name="),
+        frame=muse_calls.FRAME,
+        is_typed=False,
+    ),
+    CallFormat(
+        name="cohere",
+        parser=CohereCalls,
+        marks=cohere_calls.MARKS,
+        written=(r"<\|START_ACTION\|>", r"tool_name", r"<\|START_TEXT\|>"),
+        frame=cohere_calls.TEXT_FRAME,
+    ),
+    CallFormat(
+        name="cohere_response",
+        parser=CohereCalls,
+        marks=cohere_calls.MARKS,
+        written=(r"<\|START_ACTION\|>", r"tool_name", r"<\|START_RESPONSE\|>"),
+        frame=cohere_calls.RESPONSE_FRAME,
     ),
     CallFormat(
         name="pythonic",
@@ -207,8 +236,8 @@ def find_call_format(template: str, names: TemplateNames) -> CallFormat | None:
 def find_reasoning_marks(template: str, has_token: Callable[[str], bool]) -> ReasoningMarks | None:
     """Return the marks of the model's reasoning blocks: its template writes them, or its vocabulary has them
     as tokens."""
-    if ANALYSIS.opening in template:  # which ends with the mark that other templates end every message with
-        return ANALYSIS
+    if found := next((m for m in KNOWN_BY_OPENING if m.opening in template), None):
+        return found
     return next((m for m in KNOWN_MARKS if m.closing in template or all(map(has_token, m))), None)
 
 

@@ -445,7 +445,7 @@ CHAT = Table(
             note=_extension(
                 "A reasoning block (`<think>`) goes to the message's `reasoning_content`, and a format such as "
                 "`response_format` is that of the content behind it; refused unless the model is known to write such "
-                "blocks. Of models that answer in channels (gpt-oss) the reasoning is left out otherwise. Absent: the "
+                "blocks. Of models that mark their text (gpt-oss) the reasoning is left out otherwise. Absent: the "
                 "operator's choice, `--openai-separate-reasoning`."
             ),
         ),
