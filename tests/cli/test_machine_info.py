@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import dragoman
 from dragoman import kernels
 from dragoman.cli.app import cli
+from dragoman.models import cgroups
 
 Answers = dict[str, tuple[int, object]]
 
@@ -65,6 +66,15 @@ CURRENT: Answers = {"/models/current": (200, {"id": "org/one", "parameters": "27
 
 def test_version() -> None:
     assert run("version") == run("--version") == dragoman.__version__ + "\n"
+
+
+def test_the_memory_that_is_available_is_that_of_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, content in {"memory.max": "2000000000", "memory.current": "500000000"}.items():
+        (tmp_path / name).write_text(content)
+    (tmp_path / "membership").write_text("0::/\n")
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
+    monkeypatch.setattr(cgroups, "MEMBERSHIP", tmp_path / "membership")
+    assert rows(run("info"))["memory"].endswith(" GB, 1.5 GB available")
 
 
 def test_status_of_a_server_with_a_model() -> None:

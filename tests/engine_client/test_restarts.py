@@ -143,6 +143,34 @@ def test_a_model_folder_that_is_away_for_a_while_is_found_when_it_is_back(tmp_pa
     assert asyncio.run(play()) == run_alone(models.load(folder, settings), request)
 
 
+def test_the_next_process_has_the_context_of_the_first(tmp_path: Path) -> None:
+    """However much memory is left by then: a longer request was accepted, and positions are scaled by the context."""
+    folder = make_tiny_llama(tmp_path / "tiny")
+    settings = models.ModelSettings(cache_bytes=0)
+    spawned: list[WorkerSettings] = []
+
+    async def spawn(settings: WorkerSettings, *more: Any) -> WorkerProcess:
+        spawned.append(settings)
+        return await Spawner()(settings, *more)
+
+    async def play() -> int:
+        client = EngineClient(WorkerSettings(model=LoadModel(source=str(folder), settings=settings)), spawn=spawn)
+        info = await client.start()
+        try:
+            os.kill(client.health().pid or 0, signal.SIGKILL)
+            await until(lambda: len(spawned) > 1 and client.health().state is State.READY)
+        finally:
+            await client.close()
+        return info.max_context
+
+    context = asyncio.run(play())
+    first, second = spawned
+    assert context == 512
+    assert (first.is_restart, first.model) == (False, LoadModel(source=str(folder), settings=settings))
+    expected = msgspec.structs.replace(settings, max_context=context)
+    assert (second.is_restart, second.model) == (True, LoadModel(source=str(folder), settings=expected))
+
+
 def test_it_is_given_up_only_when_an_operator_says_so() -> None:
     async def play() -> None:
         failures: list[str] = []

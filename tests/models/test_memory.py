@@ -137,6 +137,16 @@ def test_what_does_not_fit_is_refused() -> None:
     plan_1b(2, precision="int4").require_fit()
 
 
+def test_a_model_that_was_in_memory_may_take_what_a_first_start_leaves_free() -> None:
+    first = plan_1b(4)
+    asked = ModelSettings(max_context=first.context_tokens)
+    sizes = {"available_bytes": int(3.9 * GIB)}  # the server has grown
+    assert plan(described("llama-3.2-1b"), asked, **sizes).refusal is not None
+    again = plan(described("llama-3.2-1b"), asked, is_restart=True, **sizes)
+    assert (again.refusal, again.context_tokens, again.reserve_bytes) == (None, first.context_tokens, 0)
+    assert again.total_bytes < again.available_bytes
+
+
 def test_impossible_settings_are_refused() -> None:
     with pytest.raises(ModelError, match="this model allows 1 to 131072 tokens"):
         plan_1b(24, max_context=131073)
@@ -236,6 +246,50 @@ def test_available_memory_knows_groups_of_version_1(tmp_path: Path, monkeypatch:
     }
     place_in_cgroups(tmp_path, monkeypatch, "4:memory:/unit\n1:cpu:/\n0::/\n", files)
     assert available_memory() == 500_001_000
+
+
+def test_files_that_were_read_more_than_once_are_dropped_before_a_process_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart: the packed weights are in the cache, and the system takes them for in use."""
+    statistics = "anon 100\nfile 800\nactive_file 700\ninactive_file 60\nshmem 40\nslab_reclaimable 30\n"
+    files = {"memory.max": "1000", "memory.current": "930", "memory.stat": statistics}
+    place_in_cgroups(tmp_path / "second", monkeypatch, "0::/\n", files)
+    assert available_memory() == 1000 - 930 + 790
+    statistics = "total_active_file 700\ntotal_inactive_file 60\nactive_file 1\n"
+    files = {"limit_in_bytes": "1000", "usage_in_bytes": "930", "stat": statistics}
+    files = {f"memory/memory.{name}": content for name, content in files.items()}
+    place_in_cgroups(tmp_path / "first", monkeypatch, "4:memory:/\n", files)
+    assert available_memory() == 1000 - 930 + 760
+
+
+def test_a_group_that_is_slowed_down_beyond_a_limit_is_within_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {"memory.high": "3000", "memory.max": "max", "memory.current": "500"}
+    place_in_cgroups(tmp_path, monkeypatch, "0::/\n", files)
+    assert available_memory() == 2500
+    place_in_cgroups(tmp_path, monkeypatch, "0::/\n", {"memory.max": "2000"})
+    assert available_memory() == 1500
+
+
+def test_a_limit_above_that_a_container_does_not_see_is_known_to_version_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "memory/memory.limit_in_bytes": "9223372036854771712",
+        "memory/memory.usage_in_bytes": "500",
+        "memory/memory.stat": "hierarchical_memory_limit 2000\n",
+    }
+    place_in_cgroups(tmp_path, monkeypatch, "4:memory:/docker/one\n", files)
+    assert available_memory() == 1500
+
+
+def test_a_limit_counts_where_the_system_does_not_say_what_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place_in_cgroups(tmp_path, monkeypatch, "0::/\n", {"memory.max": "2000"})
+    assert available_memory() == 2000
 
 
 def test_a_container_that_sees_only_its_own_group_is_limited_by_it(

@@ -89,6 +89,7 @@ def machine_rows() -> dict[str, str]:
     from huggingface_hub import constants
 
     from dragoman import kernels
+    from dragoman.models import available_memory
 
     memory = psutil.virtual_memory()
     used = next((place for place in configuration.usual_places() if is_file(place)), None)
@@ -100,7 +101,7 @@ def machine_rows() -> dict[str, str]:
         f"{os.cpu_count()} threads",
         "topology": topology.describe(topology.read()),
         "threads": f"by default {topology.place()}",
-        "memory": f"{console.size(memory.total)}, {console.size(memory.available)} available",
+        "memory": f"{console.size(memory.total)}, {console.size(available_memory())} available",
         "kernels": f"{kernels.instruction_set()} (this machine has {', '.join(kernels.instruction_sets())})",
         "devices": "the processor; GPUs are not used",
         "hub cache": str(constants.HF_HUB_CACHE),

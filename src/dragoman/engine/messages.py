@@ -6,6 +6,7 @@ import struct
 from collections import Counter
 
 import msgspec
+from msgspec import structs
 
 from dragoman.core.events import BeamStep, EngineEvent
 from dragoman.core.explanation import EngineExplanation
@@ -98,8 +99,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     ``hang_s``: a process that has work sends a message after every step. One that sends none for so long is killed,
     and its requests continue in the next. ``give_up_s``: when none could be started for so long, the engine has
     failed; 0: never. ``recovery_bytes``: maximum memory for data that outlives the process: see ``block_store``.
-    ``checked``: the packed weights that the previous process verified. ``report_blocks``: outputs have the events of
-    the prefix cache. ``disk``: where prefixes are kept on disk; None: nowhere. ``draft``: what makes drafts.
+    ``checked``: the packed weights that the previous process verified. ``is_restart``: there was one.
+    ``report_blocks``: outputs have the events of the prefix cache. ``disk``: where prefixes are kept on disk; None:
+    nowhere. ``draft``: what makes drafts.
     """
 
     model: StubModel | LoadModel
@@ -111,9 +113,18 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     give_up_s: float = 0.0
     recovery_bytes: int = 256 * 1024 * 1024
     checked: PackedFile | None = None
+    is_restart: bool = False
     report_blocks: bool = False
     disk: DiskCache | None = None
     draft: LoadDraft | LoadHead | None = None
+
+    def after(self, info: EngineInfo) -> WorkerSettings:
+        """Return the settings of the process that follows one: requests that this one has accepted continue there, with
+        the same context, whatever memory there is by then; fewer of them at once where that is less."""
+        model = self.model
+        if isinstance(model, LoadModel):
+            model = structs.replace(model, settings=structs.replace(model.settings, max_context=info.max_context))
+        return structs.replace(self, model=model, checked=info.model.packed_file, is_restart=True)
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -217,6 +217,7 @@ def load(settings: WorkerSettings, progress: Progress = ignore_progress) -> tupl
             settings.checked,
             head_context=None if head is None else head.context,
             eagle=None if head is None else head.eagle,
+            is_restart=settings.is_restart,
         )
         return loaded, loaded.card
     stub = StubRunner(settings.model)

@@ -158,7 +158,7 @@ class EngineClient:
         self._info = info
         if self.on_blocks is not None:
             self.on_blocks(None)
-        self._settings = msgspec.structs.replace(self._settings, checked=info.model.packed_file)
+        self._settings = self._settings.after(info)
         self._state, self._message = State.READY, ""
         if self._settings.threads not in (None, threads):
             self._process.send(SetThreads(self._settings.threads))

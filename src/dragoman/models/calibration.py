@@ -20,12 +20,13 @@ from dragoman.models.description import ModelDescription
 from dragoman.models.error_feedback import MOST_INPUTS, inverse_factor, quantize_for_inputs
 from dragoman.models.five_bits import round_to_five_bits
 from dragoman.models.layout import Entry, Layout, plan_layout
-from dragoman.models.memory import activation_bytes, available_memory
+from dragoman.models.memory import available_memory
 from dragoman.models.packing import Weights, pack_checkpoint, pack_matrix
 from dragoman.models.parameters import is_of_images
 from dragoman.models.product_inputs import TextWriter
 from dragoman.models.progress import CALIBRATING, Progress, part
 from dragoman.models.settings import ModelSettings
+from dragoman.models.step_buffers import activation_bytes
 from dragoman.models.tensors import to_float32
 
 _LOG = logging.getLogger("dragoman.models")

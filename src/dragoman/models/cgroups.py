@@ -20,6 +20,8 @@ MOST_PROCESSORS = 1 << 14
 _NO_LIMIT = 1 << 60
 """Version 1 writes a number near 2**63 where there is no limit."""
 
+_DROPPABLE = ("inactive_file", "active_file", "slab_reclaimable")
+
 
 def memory_left() -> list[int]:
     """Return the bytes that each limited group of this process may still take, droppable caches included."""
@@ -87,14 +89,25 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _memory_left(group: Path) -> int | None:
-    for limit, usage, reclaimable in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    """Return what a group may still take, with all that the system drops before it ends a process; None: no limit.
+
+    That is the cache of files, those that were read more than once too: an engine that starts again has read its packed
+    weights before. A group of version 1 knows the smallest limit above it, which a container may not see.
+    """
+    statistics = _statistics(group / "memory.stat")
+    for limits, usage, prefix in (
+        ((_number(group / "memory.max"), _number(group / "memory.high")), "memory.current", ""),
+        (
+            (_number(group / "memory.limit_in_bytes"), statistics.get("hierarchical_memory_limit")),
+            "memory.usage_in_bytes",
+            "total_",
+        ),
     ):
-        most, used = _number(group / limit), _number(group / usage)
-        if most is None or used is None or most >= _NO_LIMIT:
-            continue
-        return max(0, most - used + _statistic(group / "memory.stat", reclaimable))
+        limited = [limit for limit in limits if limit is not None and limit < _NO_LIMIT]
+        if limited:
+            used = _number(group / usage) or 0
+            droppable = sum(statistics.get(prefix + name, 0) for name in _DROPPABLE)
+            return max(0, min(limited) - max(0, used - droppable))
     return None
 
 
@@ -115,8 +128,8 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def _statistic(path: Path, name: str) -> int:
+def _statistics(path: Path) -> dict[str, int]:
     try:
-        return int(dict(line.split(maxsplit=1) for line in path.read_text().splitlines()).get(name, 0))
+        return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
     except (OSError, ValueError):
-        return 0
+        return {}

@@ -14,10 +14,11 @@ from dragoman.models.head_spec import HeadSpec, head_spec
 from dragoman.models.hub import DownloadWatcher
 from dragoman.models.kv_groups import BLOCK_TOKENS, layer_kv_bytes
 from dragoman.models.layout import plan_layout
-from dragoman.models.memory import MemoryPlan, activation_bytes, plan, table_bytes_per_position
+from dragoman.models.memory import MemoryPlan, plan, table_bytes_per_position
 from dragoman.models.settings import KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.source import find_weights
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.step_buffers import activation_bytes
 
 CONTEXT = 8192
 """Tokens of the longest sequences that are drafted for, unless another number is set."""

@@ -31,7 +31,7 @@ from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import OWN_PRECISION, KVGroup
 from dragoman.models.layout import SMALLEST_CACHED_BYTES as _SMALLEST_CACHED_BYTES
 from dragoman.models.layout import Layout, plan_layout
-from dragoman.models.memory import MemoryPlan, chosen_formats, longest_step, plan, with_whole_images
+from dragoman.models.memory import MemoryPlan, chosen_formats, plan, with_whole_images
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
@@ -42,6 +42,7 @@ from dragoman.models.recording import StepLimits
 from dragoman.models.settings import ModelSettings, default_cache_folder
 from dragoman.models.source import find_source, find_weights, open_files
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.step_buffers import longest_step
 from dragoman.models.vision.tower_programs import kept_precision
 from dragoman.models.vision.towers import build_tower
 
@@ -75,17 +76,18 @@ def load(
     checked: PackedFile | None = None,
     head_context: int | None = None,
     eagle: EagleChoice | None = None,
+    is_restart: bool = False,
 ) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is called with each stage.
 
     ``checked``: a file of packed weights that is not verified again while it is unchanged. ``head_context``: tokens of
     the longest sequences that the checkpoint's head drafts for; None: it is not loaded. ``eagle``: in place of that
-    head an EAGLE-3 one.
+    head an EAGLE-3 one. ``is_restart``: as of ``plan``.
     Raises ModelError when it is missing, of an unknown architecture, unsafe, corrupt or too large for this machine.
     Checks on the config run before weights are downloaded, and all checks before memory is allocated.
     """
     settings = settings or ModelSettings()
-    opened = _open(source, settings, progress)
+    opened = _open(source, settings, progress, is_restart=is_restart)
     described, planned, layout = opened.described, opened.planned, opened.layout
     planned.require_fit()
     settings = with_whole_images(described.spec, settings)
@@ -261,7 +263,12 @@ class _Opened(msgspec.Struct, frozen=True):
 
 
 def _open(
-    source: str | Path | None, settings: ModelSettings, progress: Progress, watcher: DownloadWatcher | None = None
+    source: str | Path | None,
+    settings: ModelSettings,
+    progress: Progress,
+    watcher: DownloadWatcher | None = None,
+    *,
+    is_restart: bool = False,
 ) -> _Opened:
     fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
     found = find_source(
@@ -273,7 +280,7 @@ def _open(
         watcher=watcher,
     )
     described = describe_source(found, rope=settings.rope)
-    plan(described, settings).require_fit()
+    plan(described, settings, is_restart=is_restart).require_fit()
     described = describe_source(
         find_weights(described.source, token=settings.token, progress=fetching, watcher=watcher), rope=settings.rope
     )
@@ -285,7 +292,7 @@ def _open(
     if checkpoint.text_only:
         _LOG.info("%s", checkpoint.text_only)
     described = replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
-    planned = plan(described, settings)
+    planned = plan(described, settings, is_restart=is_restart)
     return _Opened(described, planned, checkpoint, plan_layout(described.spec, planned.precision, planned.formats))
 
 

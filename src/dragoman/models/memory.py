@@ -24,12 +24,12 @@ from dragoman.models.kv_groups import (
     requested_kv_bytes,
     sequence_bytes,
 )
-from dragoman.models.latent import buffer_floats
 from dragoman.models.layout import mapped_bytes, plan_layout
 from dragoman.models.parameter import Parameter
 from dragoman.models.parameters import LAYER_TABLE, is_of_images, uses
 from dragoman.models.settings import PRECISIONS, KVPrecision, ModelSettings, Precision, RequestedPrecision
 from dragoman.models.spec import DecoderSpec
+from dragoman.models.step_buffers import activation_bytes
 from dragoman.models.tensors import Format
 from dragoman.models.vision.cost import least_step_tokens
 from dragoman.models.vision.geometry import buffer_bytes
@@ -38,8 +38,8 @@ from dragoman.models.vision.parameters import is_vision
 _SHORTEST_CONTEXT = 1024  # a context is never reduced below this unasked; the model is refused instead
 _MOST_KV_BYTES = 8 << 30  # default limit: more would keep more prefixes, not serve more requests
 _MOST_STATE_BYTES = 4 << 30  # default limit
+_MOST_RESERVE_BYTES = 1 << 30
 _MOST_EMPTY_BLOCKS = 1 << 17  # default limit of blocks without keys and values, which name prefixes and take no memory
-_SIZES = ("kv_heads", "head_dim", "feed_forward")
 _SPARE_STATES = 12 + 64  # by default, in addition to running sequences: rows of drafts, and snapshots of prefixes
 
 
@@ -48,7 +48,8 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         formats: of single matrices, in place of the precision's.
-        available_bytes: what this process may still take. weight_bytes: packed. mapped_bytes: of these, those that stay
+        available_bytes: what this process may still take. reserve_bytes: of these, what is left to the rest of the
+            machine. weight_bytes: packed. mapped_bytes: of these, those that stay
             in the packed cache's file, since steps read single rows of them. loading_bytes: in addition to what is
             in memory while serving, only while weights are packed. table_bytes: rotary tables. activation_bytes:
             buffers of one step, of the vision tower, and what is kept of images.
@@ -69,6 +70,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     formats: Mapping[str, Format]
     kv_precision: KVPrecision
     available_bytes: int
+    reserve_bytes: int
     weight_bytes: int
     mapped_bytes: int
     loading_bytes: int
@@ -159,10 +161,13 @@ def plan(
     *,
     available_bytes: int | None = None,
     first_adapters_bytes: int = 0,
+    is_restart: bool = False,
 ) -> MemoryPlan:
     """Plan a model's memory. Raises ModelError on impossible settings; ``refusal`` says why a model does not fit.
 
     ``first_adapters_bytes``: of adapters that are loaded at the start. They get what keys and values leave.
+    ``is_restart``: the model was in memory just before. It may take what a first start leaves free, for the server has
+    grown since then.
     """
     spec = description.spec
     settings = with_whole_images(spec, settings or ModelSettings())
@@ -178,7 +183,8 @@ def plan(
     loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
 
     mapped = mapped_bytes(layout, settings)
-    usable = available - _reserve(available) - (layout.nbytes - mapped)
+    reserve = 0 if is_restart else min(available // 10, _MOST_RESERVE_BYTES)
+    usable = available - reserve - (layout.nbytes - mapped)
     room = usable - max(activations, loading)
     state = state_bytes(spec)
     states = _state_slots(settings, state, room)
@@ -193,6 +199,7 @@ def plan(
         formats=formats,
         kv_precision=kv_precision,
         available_bytes=available,
+        reserve_bytes=reserve,
         weight_bytes=layout.nbytes,
         mapped_bytes=mapped,
         loading_bytes=loading + mapped,
@@ -255,70 +262,6 @@ def available_memory() -> int:
     """Return the bytes this process may still take: what the system gives without swapping, within its cgroups'
     limits."""
     return min([int(psutil.virtual_memory().available), *cgroups.memory_left()])
-
-
-def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
-    """Return the size of the float32 buffers of one step: those of each token and of each logits row, and those of an
-    encoder, which has room for the longest input."""
-    if not spec.causal:
-        settings = replace(settings, max_tokens=longest_step(spec.context, settings), max_logit_rows=0)
-    if spec.encoder is not None:
-        rows = longest_step(spec.encoder.context, settings)
-        whole = replace(settings, max_tokens=rows, max_logit_rows=0)
-        decoder = replace(spec, encoder=None)
-        return activation_bytes(spec.encoder_stack, whole) + activation_bytes(decoder, settings)
-    if spec.sizes:
-        largest = {name: max(getattr(sizes, name) for sizes in spec.sizes) for name in _SIZES}
-        spec = replace(spec, sizes=(), **largest)
-    # Buffers whose values are not needed at the same time share memory.
-    inner = (2 if spec.gated else 1) * spec.feed_forward
-    apart = spec.block.parallel or spec.mixers_beside
-    mixed = spec.mixed_width if apart else max(0, spec.mixed_width - spec.width)
-    normal = 2 if spec.joins_directly else 3
-    projected = 0 if spec.embedding.width is None else spec.embedding.width
-    stream = normal * spec.width + projected + mixed
-    # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
-    gate = spec.query_width if spec.gated_attention else 0
-    kinds = {mixer for mixer in spec.mixers if mixer is not None}
-    stream += sum(mixer.buffers for mixer in kinds)
-    qkv = spec.qkv_width + gate
-    if spec.latent is not None:
-        stream += buffer_floats(spec, spec.latent)
-        qkv = 0
-    stream += _branch_floats(spec)
-    tokens = settings.max_tokens * ((stream + max(inner, qkv)) * 6 + _routed_bytes(spec))
-    return tokens + settings.max_logit_rows * (stream + inner + spec.vocab_size) * 4
-
-
-def longest_step(context: int, settings: ModelSettings) -> int:
-    """Return the most tokens of an encoder's step, which has room for a text of the whole context."""
-    return max(settings.max_tokens, min(context, settings.max_context or context))
-
-
-def _branch_floats(spec: DecoderSpec) -> int:
-    """Return the numbers one token takes in what layers have besides attention and one network."""
-    floats = 0
-    if spec.layer_inputs:
-        floats += (spec.layers + 2) * spec.layer_inputs.width
-    if spec.experts and spec.experts.beside:
-        floats += 3 * spec.width
-    if spec.cross_attention_layers:
-        floats += spec.query_width + spec.width
-    if spec.shared_blocks:
-        floats += 5 * spec.width + spec.kv_width + spec.shared_blocks.rank
-    if spec.altup:
-        floats += (3 * spec.altup.parts + 3) * spec.width + spec.altup.rank
-    return floats
-
-
-def _routed_bytes(spec: DecoderSpec) -> int:
-    """Return the bytes one token takes in its experts: inputs, inner values, results, and quantized copies."""
-    if spec.experts is None:
-        return 0
-    each = (1 + spec.gated) * 4 + 4
-    inner = spec.experts.active * spec.experts.feed_forward + spec.experts.shared
-    ways = spec.experts.active + bool(spec.experts.shared)
-    return inner * each + ways * spec.width * 8
 
 
 def _kv_precision(spec: DecoderSpec, settings: ModelSettings, precision: Precision) -> KVPrecision:
@@ -469,11 +412,6 @@ def _adapter_room(settings: ModelSettings, left: int) -> int:
     return max(most, 0) if settings.max_adapters else 0
 
 
-def _reserve(available: int) -> int:
-    """Return the bytes left to the rest of the machine."""
-    return min(available // 10, 1 << 30)
-
-
 def _refusal(found: MemoryPlan, name: str) -> str:
     kv = max(found.sequence_kv_bytes, found.kv_bytes)
     working = found.table_bytes + max(found.activation_bytes, found.loading_bytes)
@@ -483,7 +421,7 @@ def _refusal(found: MemoryPlan, name: str) -> str:
         f"{_gib(found.resident_bytes + working + kv + found.state_bytes)} "
         f"(weights {_gib(found.resident_bytes)}, keys and values {_gib(kv)} for {found.context_tokens} tokens, "
         f"{states}working memory {_gib(working)}), and {_gib(found.available_bytes)} is available, of which "
-        f"{_gib(_reserve(found.available_bytes))} stays free. A lower precision or a smaller --max-context may fit"
+        f"{_gib(found.reserve_bytes)} stays free. A lower precision or a smaller --max-context may fit"
     )
 
 
