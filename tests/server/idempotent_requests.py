@@ -34,6 +34,7 @@ GENERATING: list[tuple[str, dict[str, Any]]] = [
     ("/openai/v1/chat/completions", CHAT | {"stream": True}),
     ("/openai/v1/responses", {"input": "Once", "max_output_tokens": 12}),
     ("/openai/v1/responses", {"input": "Once", "max_output_tokens": 12, "stream": True}),
+    ("/openai/deployments/stub/chat/completions", CHAT | {"stream": True}),
     ("/tgi/", INPUTS | {"stream": True}),
     ("/tgi/generate", INPUTS),
     ("/tgi/generate_stream", INPUTS),

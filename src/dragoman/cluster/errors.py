@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 from starlette.datastructures import Headers
+from starlette.routing import compile_path
 from starlette.types import Scope
 
 from dragoman.core.errors import DragomanError
@@ -28,6 +29,12 @@ class ErrorWriter:
             for operation in dialect.operations:
                 self._by_path.setdefault((operation.method, operation.path), []).append((dialect, operation))
                 self._by_part.setdefault(operation.path.strip("/").partition("/")[0], dialect)
+        self._worded = [
+            (operation.method, compile_path(operation.path)[0], dialect.worded_for(operation))
+            for dialect in ordered
+            for operation in dialect.operations
+            if operation.render_error is not None
+        ]
         self._first = ordered[0]
 
     def whole(
@@ -48,6 +55,9 @@ class ErrorWriter:
 
     def _dialect(self, scope: Scope, body: bytes | None) -> Dialect:
         path: str = scope["path"]
+        for method, pattern, worded in self._worded:
+            if method == scope["method"] and pattern.match(path):
+                return worded
         part, _, _ = path.strip("/").partition("/")
         named = self._by_part.get(part) if (scope["method"], path) not in self._by_path else None
         if named is not None:

@@ -20,7 +20,7 @@ from dragoman.cluster.changes import Change, Changes, ChangingOperations
 from dragoman.cluster.counts import IngressCounts
 from dragoman.cluster.errors import ErrorWriter
 from dragoman.cluster.everywhere import concerns_all, merged
-from dragoman.cluster.prompt_text import NO_TEXT, PromptText, prompt_text
+from dragoman.cluster.prompt_text import NO_TEXT, ModelPaths, PromptText, prompt_text
 from dragoman.cluster.replica_state import Replica, read_state
 from dragoman.cluster.routing import Wanted
 from dragoman.cluster.running import Arrivals, Changed, RunningRequest
@@ -107,6 +107,7 @@ class Ingress:
         self._open: dict[str, tuple[Replica, set[ReplicaConnection]]] = {}
         self.counts = IngressCounts()
         self._changing = ChangingOperations(dialects)
+        self._model_paths = ModelPaths(dialects)
         self.changes = Changes(replicas, self._ask, self.pool, secret, self._arrivals)
         self._making: set[asyncio.Task[Frames]] = set()
 
@@ -141,7 +142,7 @@ class Ingress:
                 async with _until_gone(receive):
                     await answer.whole(await self._make(change, request_id))
                 return
-            text = await self._text_of(scope["method"], body, headers)
+            text = await self._text_of(scope["method"], scope["path"], body, headers)
             host, port = scope.get("client") or ("", 0)
             running = RunningRequest(
                 scope["method"],
@@ -167,12 +168,13 @@ class Ingress:
             if body is not None:
                 self._bodies.give_back(max(0, len(body) - 64 * 1024))
 
-    async def _text_of(self, method: str, body: bytes, headers: Headers) -> PromptText:
+    async def _text_of(self, method: str, path: str, body: bytes, headers: Headers) -> PromptText:
         if method != "POST" or not body or len(body) > MOST_TEXT:
             return NO_TEXT
+        model = self._model_paths.model_in(path)
         if len(body) > INLINE_TEXT:
-            return await self._pools.text.run(lambda: prompt_text(body, headers))
-        return prompt_text(body, headers)
+            return await self._pools.text.run(lambda: prompt_text(body, headers, model))
+        return prompt_text(body, headers, model)
 
     async def _make(self, change: Change, request_id: str) -> Frames:
         """Return the answer to a change, which is made even if its client leaves."""

@@ -7,10 +7,13 @@ which blocks of the cache they became.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from starlette.routing import compile_path
+
+from dragoman.dialects.api import Dialect
 
 PIECE = 256
 """Characters of one piece of a long text: about two blocks of the cache."""
@@ -40,7 +43,7 @@ class PromptText(msgspec.Struct, frozen=True):
 
     Attributes:
         names: of the text's beginnings, from the shortest to the whole. ends: how many characters each has.
-        model: the model or adapter, as the body says; None where it does not.
+        model: the model or adapter, as the request says; None where it does not.
     """
 
     names: tuple[str, ...] = ()
@@ -51,22 +54,42 @@ class PromptText(msgspec.Struct, frozen=True):
 NO_TEXT = PromptText()
 
 
-def prompt_text(body: bytes, headers: Mapping[str, str]) -> PromptText:
-    """Return the names of the prompt in a JSON body; none where there is no prompt that can be read."""
+class ModelPaths:
+    """The paths that name the model, in place of the body."""
+
+    def __init__(self, dialects: Sequence[Dialect]) -> None:
+        self._patterns = [
+            (compile_path(prefix + operation.path)[0], operation.model_param)
+            for dialect in dialects
+            for operation in dialect.operations
+            if operation.model_param
+            for prefix in ("", f"/{dialect.name}")
+        ]
+
+    def model_in(self, path: str) -> str | None:
+        """Return the model that a path names; None where it names none."""
+        return next((found[name] for pattern, name in self._patterns if (found := pattern.match(path))), None)
+
+
+def prompt_text(body: bytes, headers: Mapping[str, str], model: str | None = None) -> PromptText:
+    """Return the names of the prompt in a JSON body; none where there is no prompt that can be read. ``model``: that
+    which the path names, if it does."""
     try:
         content = _decode(body)
     except (ValueError, RecursionError):
         return NO_TEXT
     if not isinstance(content, dict):
         return NO_TEXT
+    if model is not None:
+        content["model"] = model
     prompt = next((content[name] for name in FIELDS if content.get(name)), None)
     if isinstance(content.get("parameters"), dict):
         content = {**content["parameters"], **content}
     # What it needs loaded: an adapter by its own field, or a model or adapter as most dialects name both.
-    model = content.get("adapter_id") or content.get("peft") or content.get("model")
+    needed = content.get("adapter_id") or content.get("peft") or content.get("model")
     context = [content.get(name) for name in CONTEXT] + [headers.get(name) for name in CREDENTIALS]
     names, ends = _named(_encode(context), _texts(prompt))
-    return PromptText(names, ends, model if isinstance(model, str) else None)
+    return PromptText(names, ends, needed if isinstance(needed, str) else None)
 
 
 def _texts(prompt: Any) -> Iterable[str]:

@@ -294,6 +294,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         claims: on a bare path that several dialects have: whether the call is surely this one's. See ``RouteHint``.
         extends_limit: a body that is read for ``claims`` may be as large as this dialect allows; False: only as large
             as the others do.
+        model_param: the parameter of the path that names the model, in place of the body's ``model``.
+        render_error: renders its errors; None: as its dialect does.
     """
 
     method: str
@@ -312,6 +314,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     claims: Callable[[RouteHint], bool] | None = None
     extends_limit: bool = True
+    model_param: str = ""
+    render_error: Callable[[DragomanError], ErrorResponse] | None = None
+
+    def with_model(self, body: Any, path_params: Mapping[str, str]) -> Any:
+        """Return the JSON body with the model that the path names, where it does."""
+        name = path_params.get(self.model_param)
+        return {**body, "model": name} if name is not None and isinstance(body, dict) else body
 
 
 IDEMPOTENCY_KEY = RequestHeader(
@@ -433,8 +442,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
             not end in it; empty: the base address ends in ``/v1`` where the paths have it.
         absent_paths: beginnings of other dialects' bare paths that its contract does not have: for its clients they
             are unknown.
-        model_choice: which model answers: the current one, that which the member ``model`` of the body names, or the
-            one that the handler asks the catalog for.
+        model_choice: which model answers: the current one, that which the member ``model`` of the body names (or the
+            path, ``Operation.model_param``), or the one that the handler asks the catalog for.
     """
 
     name: str
@@ -464,6 +473,11 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     clients_add: str = ""
     absent_paths: tuple[str, ...] = ()
     model_choice: Literal["current", "body", "handler"] = "current"
+
+    def worded_for(self, operation: Operation) -> Dialect:
+        """Return the dialect as it words the errors of an operation."""
+        own = operation.render_error
+        return self if own is None else msgspec.structs.replace(self, render_error=own)
 
 
 def error_response(dialect: Dialect, error: DragomanError) -> ErrorResponse:

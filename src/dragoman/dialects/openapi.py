@@ -89,7 +89,7 @@ def openapi_document(
                 continue  # an earlier one answers every call
             routed.add((operation.path, operation.method))
             key = (_path(prefix + operation.path), operation.method.lower())
-            operations.setdefault(key, []).append(DialectOperation(dialect, operation))
+            operations.setdefault(key, []).append(DialectOperation(dialect.worded_for(operation), operation))
     paths: dict[str, dict[str, Any]] = {}
     schemas: dict[str, Any] = {}
     for (path, method), sharing in operations.items():

@@ -57,6 +57,7 @@ class AppContext(NamedTuple):
         inner = self._replace(settings=patient).exchange(own, answer.receive, answer.send, exchange.dialect)
         inner.origins = None
         inner.tenant, inner.scopes, inner.more_headers = exchange.tenant, exchange.scopes, exchange.more_headers
+        inner.operation = exchange.operation
         exchange.hand_over(inner)
         exchange.more_headers = NONE
         return inner

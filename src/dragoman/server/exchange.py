@@ -15,7 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, Overloaded
 from dragoman.core.progress import ProgressReport, current_progress
-from dragoman.dialects.api import NEVER, Abort, Dialect, ErrorResponse, KeepAlive, NotJson, error_response
+from dragoman.dialects.api import NEVER, Abort, Dialect, ErrorResponse, KeepAlive, NotJson, Operation, error_response
 from dragoman.dialects.field import NOTHING_READ, Reading, Table
 from dragoman.server.body import check_content_type, check_encoding, decode_json, read_table
 from dragoman.server.body_budget import BodyBudget
@@ -67,9 +67,9 @@ class Exchange(ScopeReader):
     """Reads one request and answers it once. Everything it waits for ends when the client leaves.
 
     ``dialect``: sets the limit of the body and the headers of every answer. It may be set until the answer starts, as
-    may ``more_headers`` and ``origins``, which gives the CORS headers. ``limit_headers`` then gives the caller's
-    remaining quotas. ``ignored_headers``: those of the request that have no effect. ``status``: of the answer, once
-    it has started. ``sees_images`` returns whether a model in memory sees: its bodies may be larger.
+    may ``operation``, ``more_headers`` and ``origins``, which gives the CORS headers. ``limit_headers`` then gives the
+    caller's remaining quotas. ``ignored_headers``: those of the request that have no effect. ``status``: of the answer,
+    once it has started. ``sees_images`` returns whether a model in memory sees: its bodies may be larger.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class Exchange(ScopeReader):
         self.more_headers: Mapping[str, str] = NONE
         self.limit_headers: Callable[[], Mapping[str, str]] | None = None
         self.dialect = dialect
+        self.operation: Operation | None = None
         self.page = page_headers(scope["headers"])
         self.origins = origins
         self.explains, self.is_strict = False, settings.strict
@@ -132,7 +133,7 @@ class Exchange(ScopeReader):
         body = await self.read_body()
         if self._body.json is UNREAD:
             self._body.json = await self._maybe_in_thread(lambda: decode_json(body))
-        return self._body.json
+        return self._with_model(self._body.json)
 
     async def check(self, table: Table, body: Any) -> Reading:
         reading = await self._maybe_in_thread(lambda: read_table(table, body, strict=self._limits.strict))
@@ -163,7 +164,10 @@ class Exchange(ScopeReader):
         if self._body.json is UNREAD and body:
             with contextlib.suppress(NotJson):
                 self._body.json = await self._maybe_in_thread(lambda: decode_json(body))
-        return None if self._body.json is UNREAD else self._body.json
+        return None if self._body.json is UNREAD else self._with_model(self._body.json)
+
+    def _with_model(self, body: Any) -> Any:
+        return body if self.operation is None else self.operation.with_model(body, self.path_params)
 
     def abort(self) -> None:
         """Close the connection at once, where that can be done."""

@@ -142,6 +142,7 @@ class Explainer:
         body = values["body"]
         choice = await context.run_blocking(lambda: self._choose(serving, values, headers))
         dialect, operation = choice.endpoint
+        body = operation.with_model(body, choice.path_params)
         if operation.handler == self.handle:
             raise BadRequest("An explanation is not explained.", param="path")
         run = await dry_run(
@@ -192,7 +193,9 @@ class Explainer:
         hint = route_hint(serving, self._settings, headers, body)
         if path is not None:
             return by_path(self._paths, path, dialect, hint, names)
-        endpoints = [Endpoint(each, operation) for each in self._dialects for operation in each.operations]
+        endpoints = [
+            Endpoint(each.worded_for(operation), operation) for each in self._dialects for operation in each.operations
+        ]
         return by_body(endpoints, body, dialect, hint)
 
     def _check(self, table: Table, body: Any) -> Reading:

@@ -90,10 +90,11 @@ def endpoints_by_path(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> d
     paths: dict[str, list[Endpoint]] = {}
     for dialect, prefix in [*((each, "") for each in bare), *((each, f"/{each.name}") for each in prefixed)]:
         for operation in dialect.operations:
-            paths.setdefault(prefix + operation.path, []).append(Endpoint(dialect, operation))
+            endpoint = Endpoint(dialect.worded_for(operation), operation)
+            paths.setdefault(prefix + operation.path, []).append(endpoint)
             if prefix and operation.path == "/":
                 # A client whose base address is the prefix requests it as it is.
-                paths.setdefault(prefix, []).append(Endpoint(dialect, operation))
+                paths.setdefault(prefix, []).append(endpoint)
     return paths
 
 
@@ -201,7 +202,7 @@ class PathEndpoint:
             else:
                 exchange.dialect = dialect = candidates[0].dialect
             dialect, operation = await self._resolve(exchange, candidates)
-            exchange.dialect = dialect
+            exchange.dialect, exchange.operation = dialect, operation
             scope["dialect"], scope["operation"] = dialect.name, operation.path
             scope[IS_CHECK] = operation.probe or operation.path == METRICS_PATH
             self._authorize(exchange, dialect, operation, self._check_page(exchange, dialect, operation))

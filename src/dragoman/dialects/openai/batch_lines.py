@@ -13,7 +13,8 @@ from dragoman.dialects.openai.errors import render_error
 
 MAX_CUSTOM_ID = 512
 MAX_LINES = 50_000
-RESPONSES = "/v1/responses"
+V1 = "/v1"
+RESPONSES = V1 + "/responses"
 
 WORDS = {
     "batch_expired": "This request could not be executed before the completion window expired.",
@@ -97,13 +98,14 @@ class OpenAIBatchFormat:
     def request(self, raw: bytes, batch: StoredBatch, line: BatchLine) -> LineRequest:
         body = bytes(_decode_line(raw).body)
         known = _decode_body(body)
-        path = f"/openai{batch.endpoint}"
+        endpoint = V1 + batch.endpoint.removeprefix(V1)  # Azure's clients leave it out
+        path = f"/openai{endpoint}"
         for name in ("stream", "background"):
             if getattr(known, name) is True:
                 error = UnsupportedFeature(f"'{name}' is not supported in a batch.", param=name)
                 refusal = render_error(error)
                 return LineRequest(path, body, (refusal.status, _encode(refusal.body)))
-        if batch.endpoint == RESPONSES:
+        if endpoint == RESPONSES:
             body = _kept_in_the_file_alone(body)
         return LineRequest(path, body)
 

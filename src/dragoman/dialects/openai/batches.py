@@ -17,45 +17,56 @@ from dragoman.dialects.openai.responses.fields import Metadata
 
 ENDPOINTS = ("/v1/responses", "/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
+AZURE_ENDPOINTS = tuple(each.removeprefix("/v1") for each in ENDPOINTS)
+"""As Azure's clients name them, beside the others."""
+
 RESULTS_KEEP_S = 30 * DAY_S
 
 _WINDOW = String(pattern=r"([1-9]\d?|[12]\d\d|3[0-2]\d|33[0-6])h")
 
-BATCH = Table(
-    name="batch",
-    fields=(
-        Field(
-            name="input_file_id",
-            kind=String(minimum=1, maximum=128),
-            required=True,
-            note="A file of the purpose `batch`, with one request a line.",
+
+def _batch_table(name: str, endpoints: tuple[str, ...]) -> Table:
+    return Table(
+        name=name,
+        fields=(
+            Field(
+                name="input_file_id",
+                kind=String(minimum=1, maximum=128),
+                required=True,
+                note="A file of the purpose `batch`, with one request a line.",
+            ),
+            Field(
+                name="endpoint",
+                kind=String(choices=endpoints),
+                required=True,
+                note="The path of all its requests.",
+            ),
+            Field(
+                name="completion_window",
+                kind=String(minimum=1, maximum=8),
+                required=True,
+                note="`24h`, or any from `1h` to `336h`: what is not done by then has expired.",
+            ),
+            Field(
+                name="metadata",
+                kind=Metadata(Anything(object_only=True, depth=3)),
+                note="At most 16 strings of 512 characters under names of 64, which are kept and answered.",
+            ),
+            Field(
+                name="output_expires_after", kind=EXPIRY, note="When the result files expire: by default after 30 days."
+            ),
         ),
-        Field(
-            name="endpoint",
-            kind=String(choices=ENDPOINTS),
-            required=True,
-            note="The path of all its requests.",
-        ),
-        Field(
-            name="completion_window",
-            kind=String(minimum=1, maximum=8),
-            required=True,
-            note="`24h`, or any from `1h` to `336h`: what is not done by then has expired.",
-        ),
-        Field(
-            name="metadata",
-            kind=Metadata(Anything(object_only=True, depth=3)),
-            note="At most 16 strings of 512 characters under names of 64, which are kept and answered.",
-        ),
-        Field(name="output_expires_after", kind=EXPIRY, note="When the result files expire: by default after 30 days."),
-    ),
-)
+    )
 
 
-async def create(serving: Serving, context: RequestContext) -> None:
+BATCH = _batch_table("batch", ENDPOINTS)
+AZURE_BATCH = _batch_table("azure_batch", (*ENDPOINTS, *AZURE_ENDPOINTS))
+
+
+async def create(serving: Serving, context: RequestContext, table: Table = BATCH) -> None:
     """Handle ``POST /v1/batches``."""
     store = store_of(serving, context)
-    values = (await context.read(BATCH)).values
+    values = (await context.read(table)).values
     window = _WINDOW.check(values["completion_window"], ("completion_window",))
     file = await store.file(context.tenant, values["input_file_id"])
     if file.purpose != BATCH_INPUT:

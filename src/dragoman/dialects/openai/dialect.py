@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dragoman.dialects.api import Dialect
-from dragoman.dialects.openai import adapters, batches, embeddings, files, routes, tokenizer
+from dragoman.dialects.openai import adapters, azure, batches, embeddings, files, routes, tokenizer
 from dragoman.dialects.openai.batch_lines import OpenAIBatchFormat
 from dragoman.dialects.openai.errors import render_error
 from dragoman.dialects.openai.render import fault
@@ -23,19 +23,21 @@ UNKNOWN = frozenset(
 def make(settings: OpenAISettings) -> Dialect:
     """Return the dialect with these settings."""
     responses = ResponsesApi()
+    operations = (
+        *routes.CompletionsApi(settings).operations(),
+        *embeddings.OPERATIONS,
+        *adapters.OPERATIONS,
+        *tokenizer.OPERATIONS,
+        *files.OPERATIONS,
+        *batches.OPERATIONS,
+        *responses.operations(),
+        *conversations.operations(),
+    )
     return Dialect(
         name="openai",
         title="OpenAI",
-        operations=(
-            *routes.CompletionsApi(settings).operations(),
-            *embeddings.OPERATIONS,
-            *adapters.OPERATIONS,
-            *tokenizer.OPERATIONS,
-            *files.OPERATIONS,
-            *batches.OPERATIONS,
-            *responses.operations(),
-            *conversations.operations(),
-        ),
+        operations=(*operations, *azure.operations_of(operations)),
+        key_headers=(azure.KEY_HEADER,),
         unknown=UNKNOWN,
         model_choice="body",
         render_error=render_error,
