@@ -80,7 +80,7 @@ def test_numbers_and_texts_of_numpy_are_taken_everywhere(llm: LLM) -> None:
     assert llm.score("Once", top_logprobs=np.int64(2)) == llm.score("Once", top_logprobs=2)
     with LLM(threads=np.int64(1), max_context=np.int64(512)) as own:
         assert own.card.context_tokens == 512
-    with pytest.raises(InvalidParams, match="'sampling_params' are SamplingParams"):
+    with pytest.raises(InvalidParams, match=r"'sampling_params' is .*: expected SamplingParams"):
         llm.generate("Once", {"max_tokens": 3})  # type: ignore[arg-type]
 
 
@@ -369,7 +369,7 @@ def test_likely_texts_score_higher(llm: LLM) -> None:
     [
         ((["a", "b"], ["c", "d", "e"]), "'prompts' are 3 for 2 texts"),
         (([""], "Once"), "empty text"),
-        ((5,), "expected a list"),
+        ((5,), "expected a text, token ids, or a list of such prompts"),
     ],
 )
 def test_scores_that_cannot_be_are_refused(llm: LLM, arguments: Any, words: str) -> None:
@@ -394,8 +394,8 @@ def test_a_prompt_that_is_too_long_is_refused_and_the_model_goes_on(llm: LLM) ->
 @pytest.mark.parametrize(
     ("prompts", "words"),
     [
-        (5, "'prompts' is 5: expected a list"),
-        ({"prompt": "x"}, "expected a list"),
+        (5, "'prompts' is 5: expected a text, token ids, or a list of such prompts"),
+        ({"prompt": "x"}, "expected a text, token ids, or a list"),
         ([["a"]], "neither a text nor a list of token ids"),
         ([1.5], "neither a text nor a list of token ids"),
         ([True], "neither a text nor a list of token ids"),
@@ -414,8 +414,27 @@ def test_token_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
 def test_parameters_that_do_not_fit_the_batch_are_refused(llm: LLM) -> None:
     with pytest.raises(InvalidParams, match="'sampling_params' are 2 for 4 prompts"):
         llm.generate(PROMPTS, [SEEDED] * 2)
-    with pytest.raises(InvalidParams, match="'sampling_params' are SamplingParams"):
+    with pytest.raises(InvalidParams, match="'sampling_params' has an item that is no SamplingParams"):
         llm.generate(PROMPTS, [{}] * 4)  # type: ignore[list-item]
+    for given in ({}, "x", 5):
+        with pytest.raises(InvalidParams, match="expected SamplingParams, or a list with one for each prompt"):
+            llm.generate(PROMPTS, given)  # type: ignore[arg-type]
+
+
+def test_an_error_in_a_batch_says_which_prompt_it_is_about_also_before_anything_is_sent(llm: LLM) -> None:
+    for batch in (lambda: llm.generate(["Once", [1.5]]), lambda: llm.chat([QUESTION, [{"content": "Hi"}]])):
+        with pytest.raises(BadRequest) as caught:
+            batch()
+        assert caught.value.__notes__ == ["This is about number 1 of the batch, counted from 0."]
+    with pytest.raises(BadRequest) as alone:
+        llm.chat([{"content": "Hi"}])
+    assert not hasattr(alone.value, "__notes__")
+
+
+def test_ids_that_are_none_are_refused_in_words_about_ids(llm: LLM) -> None:
+    for given in (5, ["a"], b"a"):
+        with pytest.raises(InvalidParams, match=r"'ids' is .*: expected a list of token ids"):
+            llm.detokenize(given)  # type: ignore[arg-type]
 
 
 def test_an_adapter_that_is_not_loaded_is_refused(llm: LLM) -> None:

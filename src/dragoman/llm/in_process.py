@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any
 
 import msgspec
@@ -29,6 +29,17 @@ PROGRAM = Caller(limits=CallerLimits(max_priority=MAX_PRIORITY))
 AHEAD = 2
 """The number of sequences of batches in the engine, as a multiple of the number computed at a time: the next ones
 are ready when others end, and a batch of any length takes no more memory than its results."""
+
+
+@contextmanager
+def numbered(i: int, count: int) -> Iterator[None]:
+    """Have errors say which of ``count`` prompts they are about."""
+    try:
+        yield
+    except DragomanError as error:
+        if count > 1:
+            error.add_note(f"This is about number {i} of the batch, counted from 0.")
+        raise
 
 
 class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,12 +123,8 @@ class InProcessModel:
         async def work_on() -> None:
             current_caller.set(PROGRAM)
             for i in numbers:
-                try:
+                with numbered(i, count):
                     await work(i)
-                except DragomanError as error:
-                    if count > 1:
-                        error.add_note(f"This is about number {i} of the batch, counted from 0.")
-                    raise
 
         tasks = [asyncio.create_task(work_on()) for _ in range(min(count, self._slots.total))]
         try:

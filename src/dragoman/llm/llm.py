@@ -18,7 +18,7 @@ from dragoman.core.events import GenerationResult
 from dragoman.core.request import GenerationRequest
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.tools import PLAIN, MessageShape
-from dragoman.llm.in_process import ScoreRequest
+from dragoman.llm.in_process import ScoreRequest, numbered
 from dragoman.llm.loop_thread import CLOSED
 from dragoman.llm.outputs import OutputDelta, RequestOutput, ScoreOutput, request_output
 from dragoman.llm.prompts import (
@@ -289,7 +289,10 @@ class LLM:
         check_adapter(adapter)
         prompts = listed_prompts(given)
         params = listed_params(sampling_params, len(prompts))
-        requests = [self._prompt_request(*each, adapter) for each in zip(prompts, params, strict=True)]
+        requests = []
+        for i, each in enumerate(zip(prompts, params, strict=True)):
+            with numbered(i, len(prompts)):
+                requests.append(self._prompt_request(*each, adapter))
         return _Jobs(prompts, params, [PLAIN] * len(prompts), requests)
 
     def _chat_jobs(
@@ -302,7 +305,10 @@ class LLM:
         check_adapter(adapter)
         conversations = listed_conversations(given)
         params = listed_params(sampling_params, len(conversations))
-        made = [self._chat_request(*each, adapter, options) for each in zip(conversations, params, strict=True)]
+        made = []
+        for i, each in enumerate(zip(conversations, params, strict=True)):
+            with numbered(i, len(conversations)):
+                made.append(self._chat_request(*each, adapter, options))
         return _Jobs(conversations, params, [shape for _, shape in made], [request for request, _ in made])
 
     def _prompt_request(self, prompt: Prompt, params: SamplingParams, adapter: str | None) -> GenerationRequest:

@@ -104,8 +104,10 @@ class LoopThread:
                 running.cancel()
             raise
         finally:
-            self._loop.call_soon_threadsafe(leave.set)
-            running.result()
+            # In a fork of the process, which drops this generator at its end, no loop would end the wait.
+            if os.getpid() == self._pid:
+                self._loop.call_soon_threadsafe(leave.set)
+                running.result()
 
     def close(self) -> None:
         """Cancel what runs, wait for its end, stop the loop and end the thread. Closing again does nothing."""

@@ -50,13 +50,13 @@ def listed_prompts(given: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """Return one prompt, or a batch of them, as a list. Raises InvalidParams for any other value."""
     if isinstance(given, str | TextPrompt | TokenPrompt | FillPrompt):
         return [given]
-    items = _listed(given, "prompts")
+    items = _listed(given, "prompts", "a text, token ids, or a list of such prompts")
     return [items] if items and all(_is_token_id(item) for item in items) else items
 
 
 def listed_conversations(given: Sequence[Message] | Iterable[Sequence[Message]]) -> list[Sequence[Message]]:
     """Return one conversation, or a batch of them, as a list. Raises InvalidParams."""
-    items = _listed(given, "messages")
+    items = _listed(given, "messages", "a list of messages, or a list of such conversations")
     return [items] if items and all(isinstance(item, Mapping) for item in items) else items
 
 
@@ -69,11 +69,11 @@ def listed_params(given: SamplingParams | Sequence[SamplingParams] | None, count
     """Return the parameters of each of ``count`` prompts. Raises InvalidParams."""
     if given is None or isinstance(given, SamplingParams):
         return [given or SamplingParams()] * count
-    params = [] if isinstance(given, Mapping) else _listed(given, "sampling_params")
-    if isinstance(given, Mapping) or any(not isinstance(each, SamplingParams) for each in params):
-        raise InvalidParams(
-            "'sampling_params' are SamplingParams, or one of them for each prompt.", param="sampling_params"
-        )
+    params = _listed(given, "sampling_params", "SamplingParams, or a list with one for each prompt")
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            message = f"'sampling_params' has an item that is no SamplingParams: {_shown(each)}."
+            raise InvalidParams(message, param="sampling_params")
     if len(params) != count:
         message = f"'sampling_params' are {len(params)} for {count} prompts: give one for all, or one for each."
         raise InvalidParams(message, param="sampling_params")
@@ -105,13 +105,17 @@ def check_adapter(adapter: object) -> None:
 
 
 def token_ids(given: Iterable[int], param: str) -> tuple[int, ...]:
-    """Return token ids as Python's integers; NumPy's are accepted too. Raises InvalidParams."""
+    """Return token ids as Python's integers; NumPy's are accepted too. Raises InvalidParams.
+
+    ``param``: "prompts", whose items may be texts too, or the name of what is token ids alone."""
     try:
         if isinstance(given, bytes | bytearray):  # their items are integers, but no token ids
             raise TypeError
         return tuple(map(operator.index, given))
     except TypeError:
-        message = f"'{param}' has an item that is neither a text nor a list of token ids: {_shown(given)}."
+        message = f"'{param}' is {_shown(given)}: expected a list of token ids."
+        if param == "prompts":
+            message = f"'prompts' has an item that is neither a text nor a list of token ids: {_shown(given)}."
         raise InvalidParams(message, param=param) from None
 
 
@@ -186,9 +190,9 @@ def _named(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
     return choice
 
 
-def _listed(given: Any, param: str) -> list[Any]:
+def _listed(given: Any, param: str, expected: str) -> list[Any]:
     if isinstance(given, str | bytes | bytearray | Mapping) or not isinstance(given, Iterable):
-        raise InvalidParams(f"'{param}' is {_shown(given)}: expected a list.", param=param)
+        raise InvalidParams(f"'{param}' is {_shown(given)}: expected {expected}.", param=param)
     return list(given)
 
 
