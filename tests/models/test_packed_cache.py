@@ -15,6 +15,10 @@ import pytest
 from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_rows
 
 from dragoman import kernels, models
+from dragoman.core import user_folders
+from dragoman.core.errors import ModelError
+from dragoman.engine.settings import DiskCacheSettings
+from dragoman.engine.worker_settings import disk_cache
 from dragoman.models import loading, packed_cache
 from dragoman.models.layout import plan_layout
 from dragoman.models.packed_cache import PackedCache, cache_key
@@ -263,6 +267,35 @@ def test_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("DRAGOMAN_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert default_cache_folder() == tmp_path / "dragoman" / "packed"
+
+
+def test_nothing_is_kept_in_a_default_folder_that_is_in_memory(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Packed weights would take a container's memory a second time. A folder that was named is the user's choice."""
+    device = os.stat(tmp_path).st_dev
+    lines = [f"9 1 {os.major(device)}:{os.minor(device)} / /tmp rw,nosuid shared:3 - tmpfs none rw", "8 1 0:1 / / rw"]
+    monkeypatch.setattr(user_folders, "MOUNTS", tmp_path / "mounts")
+    (tmp_path / "mounts").write_text("\n".join(lines))
+    monkeypatch.delenv("DRAGOMAN_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home" / "cache"))
+    models.load(folder, models.ModelSettings())
+    assert not list((tmp_path / "home").rglob("*.packed"))
+    with pytest.raises(ModelError, match=r"cache/dragoman/packed is in memory: name a folder on a disk"):
+        loading.pack(folder, models.ModelSettings())
+    assert disk_cache(DiskCacheSettings()) is None
+    assert disk_cache(DiskCacheSettings(prefix_cache_bytes=1000)) is not None
+    assert disk_cache(DiskCacheSettings(prefix_cache_folder=str(tmp_path / "named"))) is not None
+    models.load(folder, settings(cache))
+    assert len(list(cache.glob("*.packed"))) == 1
+    monkeypatch.setenv("DRAGOMAN_CACHE", str(tmp_path / "named"))
+    models.load(folder, models.ModelSettings())
+    assert len(list((tmp_path / "named" / "packed").glob("*.packed"))) == 1
+    assert disk_cache(DiskCacheSettings()) is not None
+    (tmp_path / "mounts").write_text("\n".join(lines).replace("tmpfs", "ext4"))
+    monkeypatch.delenv("DRAGOMAN_CACHE")
+    models.load(folder, models.ModelSettings())
+    assert len(list((tmp_path / "home").rglob("*.packed"))) == 1
 
 
 def test_a_file_that_was_found_right_is_not_checked_again_until_somebody_writes_to_it(

@@ -9,6 +9,8 @@ from pathlib import Path
 NO_HOME = "/nonexistent"
 """What users without a home folder have for one, by Debian's convention. There is no such folder."""
 
+MOUNTS = Path("/proc/self/mountinfo")
+
 
 def expand_user(path: str | Path) -> Path:
     """Return the path with ``~`` replaced by the home folder, or by ``NO_HOME`` where the user has none.
@@ -40,6 +42,24 @@ def make_private_folder(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except FileExistsError:  # "File exists" says nothing to somebody who named a file in place of a folder
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
+
+
+def is_in_memory(path: Path) -> bool:
+    """Return whether files below a folder, which need not exist yet, take memory in place of a disk, as a container's
+    only writable folder often does. False where the system does not say."""
+    for place in (path, *path.parents):
+        try:
+            device = os.stat(place).st_dev
+        except OSError:
+            continue
+        number = f"{os.major(device)}:{os.minor(device)}"
+        try:
+            lines = MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
+        except OSError:
+            return False
+        mounts = (line.split(" - ", 1) for line in lines if line.split()[2:3] == [number])
+        return any(system.split()[:1] in (["tmpfs"], ["ramfs"]) for _, system in mounts)
+    return False
 
 
 def unreadable(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 import msgspec
 
 from dragoman.core.regular_file import FileName
-from dragoman.core.user_folders import expand_user
+from dragoman.core.user_folders import expand_user, is_in_memory
 from dragoman.models.settings import RequestedPrecision
 
 Count = Annotated[int, msgspec.Meta(ge=1)]
@@ -77,7 +77,8 @@ class DiskCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
         prefix_cache_folder: folder of prompts' computed blocks, of this user alone; by default $DRAGOMAN_CACHE/prefixes
             or ~/.cache/dragoman/prefixes. Who can read it can learn what was in the prompts.
         prefix_cache_bytes: bytes that they may take, those of least worth removed first; by default a tenth of the
-            disk's free part, at most 20 GB; 0 turns it off.
+            disk's free part, at most 20 GB; 0 turns it off. By default none in a user's default folder that is in
+            memory (tmpfs).
     """
 
     PANEL: ClassVar[str] = "Engine"
@@ -93,6 +94,12 @@ class DiskCacheSettings(msgspec.Struct, frozen=True, kw_only=True):
         if root := os.environ.get("DRAGOMAN_CACHE"):
             return expand_user(root) / "prefixes"
         return expand_user(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "dragoman" / "prefixes"
+
+    @property
+    def is_by_chance_in_memory(self) -> bool:
+        """Whether nobody has asked for this cache, and it would not be on a disk."""
+        is_asked = self.prefix_cache_folder or self.prefix_cache_bytes or os.environ.get("DRAGOMAN_CACHE")
+        return not is_asked and is_in_memory(self.folder)
 
 
 class RecoverySettings(msgspec.Struct, frozen=True, kw_only=True):

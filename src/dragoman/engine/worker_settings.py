@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import msgspec
 
 from dragoman.core.errors import ModelError
@@ -22,6 +24,8 @@ from dragoman.models.hub import DownloadWatcher
 from dragoman.models.memory_share import plan_within
 from dragoman.models.source import find_weights
 from dragoman.models.topology import Placement, place
+
+log = logging.getLogger("dragoman.engine")
 
 ONE_USER = RecoverySettings(engine_give_up_s=10.0, recovery_bytes=0)
 """Settings of an engine that serves a single command or program: a user waits for it."""
@@ -123,6 +127,9 @@ def without_draft_memory(available_bytes: int, draft: LoadDraft | LoadHead | Non
 def disk_cache(settings: DiskCacheSettings) -> DiskCache | None:
     """Return where prefixes are kept on disk; None where they are not."""
     if settings.prefix_cache_bytes == 0:
+        return None
+    if settings.is_by_chance_in_memory:
+        log.info("prompts are not cached on disk: %s is in memory", settings.folder)
         return None
     return DiskCache(folder=str(settings.folder.absolute()), limit_bytes=settings.prefix_cache_bytes)
 

@@ -157,7 +157,7 @@ def resident_bytes(layout: Layout) -> int:
 def mapped_bytes(layout: Layout, settings: ModelSettings) -> int:
     """Return the bytes that stay in the packed cache's file while the model serves: where the file is kept, those of
     which steps read single rows."""
-    kept = SMALLEST_CACHED_BYTES <= layout.nbytes <= settings.cache_bytes
+    kept = SMALLEST_CACHED_BYTES <= layout.nbytes <= settings.kept_bytes
     return layout.nbytes - resident_bytes(layout) if kept and settings.weights_memory != "copy" else 0
 
 

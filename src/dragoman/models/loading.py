@@ -242,6 +242,8 @@ def pack(
     settings = settings or ModelSettings()
     if not settings.cache_bytes:
         raise ModelError("--cache-bytes 0 turns the cache off: there is nothing to pack for")
+    if not settings.kept_bytes:
+        raise ModelError(f"{default_cache_folder()} is in memory: name a folder on a disk with --cache-folder")
     opened = _open(source, settings, progress, watcher)
     cache, key = _cache_of(opened, settings)
     was_there = bool(key) and is_file(cache.path(key))
@@ -348,7 +350,9 @@ def _cache_of(opened: _Opened, settings: ModelSettings, checked: PackedFile | No
     """Return the cache and the model's key in it; an empty key for a model that is not cached."""
     folder = expand_user(settings.cache_folder) if settings.cache_folder else default_cache_folder()
     large = opened.layout.nbytes >= _SMALLEST_CACHED_BYTES or settings.calibrate > 0
-    kept = settings.cache_bytes > 0 and large
+    kept = settings.kept_bytes > 0 and large
+    if settings.cache_bytes and large and not kept:
+        _LOG.info("packed weights are not kept: %s is in memory; --cache-folder names a folder on a disk", folder)
     return PackedCache(folder, settings.cache_bytes, checked), cache_key(
         opened.checkpoint, opened.layout, calibration_name(settings.calibrate)
     ) if kept else ""

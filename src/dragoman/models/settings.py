@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from dragoman.core.regular_file import FileName
-from dragoman.core.user_folders import expand_user
+from dragoman.core.user_folders import expand_user, is_in_memory
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
 KVPrecision = Literal["float32", "bfloat16", "int8", "int4"]
@@ -71,7 +71,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
             pages 15 to 20 % slower; auto: mapped, and, unless the system keeps the file in huge pages, moved into
             private ones while requests are already served.
         cache_folder: of packed weights; by default $DRAGOMAN_CACHE/packed or ~/.cache/dragoman/packed.
-        cache_bytes: maximum size of that cache, the least recently used removed first; 0 turns it off.
+        cache_bytes: maximum size of that cache, the least recently used removed first; 0 turns it off. Nothing is kept
+            in the default folder of a user's where that is in memory (tmpfs).
     """
 
     name: str | None = None
@@ -99,6 +100,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes: Annotated[int, Meta(ge=0)] = 64 << 30
 
     @property
+    def kept_bytes(self) -> int:
+        """Maximum size of the packed cache; 0: nothing is kept."""
+        return 0 if self.cache_folder is None and is_cache_in_memory() else self.cache_bytes
+
+    @property
     def describing(self) -> Describing:
         """What a model is described by, besides its name."""
         return {"revision": self.revision, "token": self.token, "rope": self.rope, "mmproj": self.mmproj}
@@ -109,6 +115,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.rope_scaling is None and self.rope_factor is None:
             return None
         return {"rope_type": self.rope_scaling or "linear", "factor": self.rope_factor or 1.0}
+
+
+def is_cache_in_memory() -> bool:
+    """Return whether the default folder, which nobody has named, is in memory: what is kept there for later would be
+    taken from the model's own memory, and lost with it."""
+    return not os.environ.get("DRAGOMAN_CACHE") and is_in_memory(default_cache_folder())
 
 
 def default_cache_folder() -> Path:
