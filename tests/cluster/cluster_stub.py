@@ -11,14 +11,17 @@ import msgspec
 from stub_runtime import DIALECTS, QUICK, STUB, RunningServer
 
 from dragoman.cluster.errors import ErrorWriter
+from dragoman.cluster.front import FrontServer
 from dragoman.cluster.ingress import Ingress, IngressSettings
 from dragoman.cluster.pages import Pages
+from dragoman.cluster.port import bound_socket
 from dragoman.cluster.replica_state import Replica
 from dragoman.cluster.replica_table import ReplicaTable
 from dragoman.cluster.routing import ReplicaChoice
 from dragoman.cluster.sockets import SocketRelay
 from dragoman.dialects import made_dialects
 from dragoman.dialects.locallab.settings import LocalLabSettings
+from dragoman.server.settings import NetworkSettings
 
 SECRET = b"the secret of this cluster"
 UNLIMITED = made_dialects({"locallab": LocalLabSettings(locallab_rate_limit=0)})
@@ -91,3 +94,23 @@ def cut(server: RunningServer) -> None:
             connection.transport.abort()
 
     server.loop.call_soon_threadsafe(abort)
+
+
+@asynccontextmanager
+async def front_of(cluster: Cluster, network: NetworkSettings | None = None) -> AsyncIterator[FrontServer]:
+    """Serve a cluster at a port, as an ingress does: ``port_of`` says which."""
+    listening = bound_socket("127.0.0.1", 0)
+    front = FrontServer(cluster.ingress, PATIENT, network or NetworkSettings(), DIALECTS)
+    serving = asyncio.create_task(front.serve_on(listening))
+    await until(lambda: front.started)
+    try:
+        yield front
+    finally:
+        front.should_exit = front.force_exit = True
+        await serving
+
+
+def port_of(front: FrontServer) -> int:
+    """Return the port at which it listens."""
+    port: int = front.servers[0]._socket.getsockname()[1]
+    return port

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
-from cluster_stub import IN_A_HURRY, LASTING, SECRET, cluster_of, cut, until
+from cluster_stub import IN_A_HURRY, LASTING, SECRET, cluster_of, cut, front_of, port_of, until
 from stub_runtime import RunningServer
 
 from dragoman.cluster.attempts import MOST_LOSSES
@@ -25,6 +25,9 @@ from dragoman.server.relay import SECRET as SECRET_HEADER
 pytestmark = pytest.mark.anyio
 
 BODY = {"prompt": "Once upon a time", "max_tokens": 4, "seed": 1, "ignore_eos": True}
+LENGTH_OF_NINE, REFUSAL_OF_NINE = (
+    frame(HEAD_FRAME, msgspec.msgpack.encode([status, [[b"content-length", b"9"]]])) for status in (200, 503)
+)
 READY = b'{"ready":true,"reason":"","models":["stub"],"waiting":0,"running":0,"blocks":10,"prefixes":[]}'
 
 
@@ -143,6 +146,9 @@ async def test_a_silent_replica_is_left_for_another(
             frame(HEAD_FRAME, msgspec.msgpack.encode([200, [[b"x", b"y\r\nset-cookie: z"]]])), frame(END_FRAME, b"")
         ),
         relayed(frame(BODY_FRAME, b"a body without a head"), frame(END_FRAME, b"")),
+        relayed(LENGTH_OF_NINE, frame(BODY_FRAME, b"much too long"), frame(END_FRAME, b"")),
+        relayed(LENGTH_OF_NINE, frame(END_FRAME, b"")),
+        relayed(REFUSAL_OF_NINE, frame(BODY_FRAME, b"short"), frame(END_FRAME, b"")),
         relayed(),
         b"HTTP/1.1 200 OK\r\nx-endless: " + b"a" * MOST_HEAD + b"a" * MOST_HEAD,
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * MOST_HEAD,
@@ -157,6 +163,20 @@ async def test_a_replica_that_lies_is_left_for_another(lie: bytes, servers: list
         replies = await asyncio.gather(*(cluster.client.post("/v1/completions", json=BODY) for _ in range(4)))
         assert {reply.status_code for reply in replies} == {200}
         assert len({reply.json()["choices"][0]["text"] for reply in replies}) == 1
+        assert cluster.ingress.counts.lost
+
+
+async def test_an_answer_that_is_shorter_than_it_says_is_not_passed_on_as_whole(servers: list[RunningServer]) -> None:
+    """Its client has a part of it, and another replica answers differently: nothing is left but to break off."""
+    short = relayed(LENGTH_OF_NINE, frame(BODY_FRAME, b"short"), frame(END_FRAME, b""))
+    async with (
+        imposter(lambda head, writer: writer.write(short)) as port,
+        cluster_of([("liar", port)], settings=IN_A_HURRY) as cluster,
+        front_of(cluster) as front,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port_of(front)}", timeout=60) as client,
+    ):
+        with pytest.raises(httpx.RemoteProtocolError):
+            await client.post("/v1/completions", json=BODY)
         assert cluster.ingress.counts.lost
 
 

@@ -217,6 +217,16 @@ def test_where_the_hard_limit_is_too_low_fewer_connections_are_allowed_and_the_l
     assert "LimitNOFILE" in caplog.text
 
 
+@pytest.mark.parametrize("files", [256, 512, 1024])
+def test_connections_that_another_server_answers_have_two_descriptors(
+    files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
+    connections, reserve = allow_connections(1024, 64, descriptors=2)
+    assert 2 * connections + reserve <= files - OWN_LEAST
+    assert 2 * connections + reserve >= files - OTHER_DESCRIPTORS - 1
+
+
 @pytest.mark.parametrize("files", [LEAST_FILES, 100, 128, 256, 300])
 @pytest.mark.parametrize("wanted", [4, 1024])
 def test_however_few_files_there_are_clients_leave_the_server_its_own(

@@ -16,6 +16,8 @@ from dragoman.serving.prefix_names import HEADER
 PREFIX, ELSEWHERE = HEADER.encode(), elsewhere.HEADER.encode()
 INTERNAL = (PREFIX, ELSEWHERE)
 """Headers that are for the ingress."""
+WITHOUT_BODY = (204, 304)
+"""Statuses of answers whose head may have the length of a body that is not there."""
 _decode_head = msgspec.msgpack.Decoder(tuple[int, list[tuple[bytes, bytes]]]).decode
 
 Frames = list[tuple[int, bytes]]
@@ -75,9 +77,36 @@ def head_of(payload: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
     return status, headers
 
 
+class ExpectedLength:
+    """Compares the body of an answer with the length in its head."""
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        given = None if status in WITHOUT_BODY else dict(headers).get(b"content-length")
+        self._left = int(given) if given is not None and given.isdigit() else None
+
+    def take(self, data: bytes) -> None:
+        """Count a part. Raises ReplicaLost where the body is too long."""
+        if self._left is not None:
+            self._left -= len(data)
+            if self._left < 0:
+                raise ReplicaLost("the body of its answer is longer than its head says")
+
+    def end(self) -> None:
+        """Take that no part follows. Raises ReplicaLost where the body is too short."""
+        if self._left:
+            raise ReplicaLost("the body of its answer is shorter than its head says")
+
+
 async def rest_of(connection: ReplicaConnection, first: tuple[int, bytes]) -> Frames:
-    """Return all frames of a short answer."""
-    frames = [first]
+    """Return all frames of a short answer. Raises ReplicaLost where it is not whole."""
+    frames, expected = [first], None
     while frames[-1][0] not in (END_FRAME, CUT_FRAME):
+        kind, payload = frames[-1]
+        if kind == HEAD_FRAME:
+            expected = ExpectedLength(*head_of(payload))
+        elif kind == BODY_FRAME and expected is not None:
+            expected.take(payload)
         frames.append(await connection.next_frame())
+    if expected is not None and frames[-1][0] == END_FRAME:
+        expected.end()
     return frames

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
-from dragoman.cluster.answer import ELSEWHERE, INTERNAL, PREFIX, ClientAnswer, head_of, rest_of
+from dragoman.cluster.answer import ELSEWHERE, INTERNAL, PREFIX, ClientAnswer, ExpectedLength, head_of, rest_of
 from dragoman.cluster.attempts import NotOnReplica, ReplicaDeclined
 from dragoman.cluster.counts import IngressCounts
 from dragoman.cluster.running import Changed, RunningRequest
@@ -37,7 +37,8 @@ class AnswerRelay:
         self._connection, self._running, self._answer, self._counts = connection, running, answer, counts
         self._lost_at = lost_at
         self._learn_names, self._learn_ids = learn_names, learn_ids
-        self._has_head = False
+        self._expected: ExpectedLength | None = None
+        """Of the body; None before the head."""
         self._held: Head | None = None
         """The head of a whole answer, which the client gets with the first part of its body."""
 
@@ -67,7 +68,7 @@ class AnswerRelay:
     async def _head(self, frame: tuple[int, bytes]) -> None:
         status, headers = head_of(frame[1])
         running = self._running
-        self._has_head = True
+        self._expected = ExpectedLength(status, headers)
         if status == 503 or (status == 429 and (self._lost_at or running.entries)):
             raise ReplicaDeclined(await rest_of(self._connection, frame))
         # Of what has been computed the client gets the answer.
@@ -89,7 +90,7 @@ class AnswerRelay:
             await self._start((status, headers))
 
     async def _body(self, payload: bytes) -> None:
-        self._require_head()
+        self._required_length().take(payload)
         data = self._running.new_part(payload)
         if not data:
             return
@@ -104,7 +105,7 @@ class AnswerRelay:
         await self._answer.part(data)
 
     async def _end(self) -> None:
-        self._require_head()
+        self._required_length().end()
         if self._running.is_repeating:
             raise Changed
         if self._held is not None:
@@ -118,6 +119,7 @@ class AnswerRelay:
         self._running.head, self._held = head, None
         await self._answer.start(*head)
 
-    def _require_head(self) -> None:
-        if not self._has_head:
+    def _required_length(self) -> ExpectedLength:
+        if self._expected is None:
             raise ReplicaLost("it answered without a head")
+        return self._expected

@@ -17,7 +17,7 @@ from starlette.routing import compile_path
 
 from dragoman.cluster.answer import Frames, head_of
 from dragoman.cluster.prompt_text import PromptText
-from dragoman.cluster.replica_state import Replica, ask_replica
+from dragoman.cluster.replica_state import Replica, SilentReplicas, ask_replica
 from dragoman.cluster.routing import Wanted
 from dragoman.cluster.running import Arrivals, RunningRequest
 from dragoman.cluster.upstream import ReplicaLost, ReplicaPool
@@ -136,6 +136,7 @@ class Changes:
         self._order = asyncio.Lock()
         """Held while a change is made: all replicas get changes in the same order."""
         self._tasks: dict[str, asyncio.Task[str]] = {}
+        self._silent = SilentReplicas()
         replicas.admit_by(self.admits)
 
     def admits(self, name: str) -> bool:
@@ -215,10 +216,16 @@ class Changes:
                 self._given[name] = self._newest
                 self._joined.add(name)
                 await self._leave(replica)
+                self._silent.discard(name)
             except ReplicaLost as error:
-                log.warning("changes did not reach replica %s: %s", name, error)
+                if self._silent.add(name, LOOK_S):
+                    log.warning("changes did not reach replica %s: %s", name, error)
         refused, refusal = self._refused.get(name, (0, ""))
         return refusal if refused == serial else ""
+
+    async def _catch_up_in_turn(self, replica: Replica) -> str:
+        async with self._silent.turn(replica.name):
+            return await self._catch_up(replica)
 
     def _due(self, name: str) -> Change | None:
         """Return the oldest change that a replica lacks; None where there is none, or the replica has left."""
@@ -254,10 +261,12 @@ class Changes:
                 self._joined.discard(name)
                 self._locks.pop(name, None)
                 self._refused.pop(name, None)
+            self._silent.keep(there)
             self._tasks = {name: task for name, task in self._tasks.items() if not task.done()}
             for name, replica in there.items():
-                if self._given.get(name, -1) < self._newest and name not in self._tasks:
-                    self._tasks[name] = asyncio.create_task(self._catch_up(replica))
+                is_behind = self._given.get(name, -1) < self._newest
+                if is_behind and name not in self._tasks and not self._silent.wait_s(name):
+                    self._tasks[name] = asyncio.create_task(self._catch_up_in_turn(replica))
             await asyncio.sleep(LOOK_S)
 
 

@@ -7,11 +7,14 @@ import contextlib
 import socket
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 from dragoman.cluster.ingress import Ingress
 from dragoman.dialects.api import Dialect
 from dragoman.server.app_context import chosen_dialect
 from dragoman.server.connection_context import connection_context
 from dragoman.server.listener import ListeningServer, configuration
+from dragoman.server.open_files import allow_connections
 from dragoman.server.settings import NetworkSettings, ServerSettings
 from dragoman.server.sockets import socket_paths
 from dragoman.server.tls import Certificates
@@ -32,6 +35,10 @@ class FrontServer(ListeningServer):
         certificates: Certificates | None = None,
     ) -> None:
         self._is_leaving = False
+        # What is answered has two descriptors: that of the client, and that of the replica.
+        possible, reserve = allow_connections(settings.max_connections, network.reserved_connections, descriptors=2)
+        settings = msgspec.structs.replace(settings, max_connections=possible)
+        network = msgspec.structs.replace(network, reserved_connections=reserve)
         context = connection_context(
             settings,
             chosen_dialect(dialects, settings).render_error,

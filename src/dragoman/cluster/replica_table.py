@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
 from dragoman.cluster.prompt_text import PromptText
-from dragoman.cluster.replica_state import NOT_ADMITTED, Replica, read_state
+from dragoman.cluster.replica_state import NOT_ADMITTED, Replica, SilentReplicas, read_state
 from dragoman.cluster.routing import ReplicaChoice, Wanted
 from dragoman.cluster.upstream import NotAsked, ReplicaLost, ReplicaPool
 from dragoman.core.errors import EngineUnavailable
@@ -30,18 +30,21 @@ class ReplicaTable:
         self._changed = asyncio.Event()
         self._pool = ReplicaPool()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._silent = SilentReplicas()
         self.fingerprints: dict[str, str] = {}
         self._admits: Callable[[str], bool] = lambda name: True
 
     def add(self, replica: Replica) -> None:
         self._replicas[replica.name] = replica
         self._reasons[replica.name] = "it has not answered yet"
+        self._silent.add(replica.name, 0.0)
         self._probes[replica.name] = asyncio.create_task(self._probe_repeatedly(replica))
 
     def remove(self, name: str) -> None:
         """Send no more requests to a replica; running ones finish."""
         self._replicas.pop(name, None)
         self._reasons.pop(name, None)
+        self._silent.discard(name)
         probe = self._probes.pop(name, None)
         if probe is not None:
             probe.cancel()
@@ -97,8 +100,9 @@ class ReplicaTable:
     async def _probe_repeatedly(self, replica: Replica) -> None:
         while True:
             with suppress(Exception):
-                await self._probe(replica)
-            await asyncio.sleep(PROBE_S)
+                async with self._silent.turn(replica.name):
+                    await self._probe(replica)
+            await asyncio.sleep(max(PROBE_S, self._silent.wait_s(replica.name)))
 
     async def _probe(self, replica: Replica) -> None:
         name = replica.name
@@ -108,7 +112,9 @@ class ReplicaTable:
             return
         except ReplicaLost as error:
             self._reasons[name] = str(error)
+            self._silent.add(name, PROBE_S)
             return
+        self._silent.discard(name)
         self.choice.report(name, state)
         self.fingerprints[name] = str(state.get("fingerprint", ""))
         self._reasons[name] = "" if state.get("ready") is True else str(state.get("reason") or "it is not ready")

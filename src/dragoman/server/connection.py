@@ -18,7 +18,7 @@ from dragoman.core.errors import BadRequest, DragomanError, EngineUnavailable, P
 from dragoman.server.connection_context import ConnectionContext
 from dragoman.server.connections import FULL, GRACE_S, Slot, client_of, counted_as
 from dragoman.server.exchange import ABORT, BODY, CUT, ON_LEFT
-from dragoman.server.framing import EMPTY_LINES, Framing, with_path
+from dragoman.server.framing import EMPTY_LINES, Framing, origin_form, with_path
 from dragoman.server.http_1_0 import end_with_connection
 from dragoman.server.middleware import CROWDED
 from dragoman.server.parsing import PIECES_AT_ONCE, ParsingTurns, ReadingOnDemand
@@ -304,6 +304,7 @@ class Connection(HttpToolsProtocol):
         if not self._unanswered:
             refusal = self.context.connections.refusal(slot)
         if opens_socket:
+            self.url = origin_form(self.url)
             self._open_socket(slot, refusal)
             return
         self._framing.begin_body(length, is_chunked=bool(codings))

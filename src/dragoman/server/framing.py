@@ -22,6 +22,7 @@ HEAD_END = b"\r\n\r\n"
 EMPTY_LINES = b"\r\n"
 """Skipped between two requests (RFC 9112, section 2.2)."""
 
+_ORIGIN = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+")
 _WITHOUT_PATH = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://[^/?#]+(?![^?#])")
 
 
@@ -29,6 +30,12 @@ def with_path(target: bytes) -> bytes:
     """Return a request's target with the path ``/`` where it is an address without a path (RFC 9110, section 4.2.3)."""
     found = _WITHOUT_PATH.match(target)
     return target if found is None else target[: found.end()] + b"/" + target[found.end() :]
+
+
+def origin_form(target: bytes) -> bytes:
+    """Return the path and query of a request's target, which may be a whole address (RFC 9112, section 3.2)."""
+    found = _ORIGIN.match(target)
+    return target if found is None else with_path(target)[found.end() :]
 
 
 class Framing:

@@ -29,10 +29,10 @@ def check_open_files() -> None:
         )
 
 
-def allow_connections(wanted: int, reserve: int) -> tuple[int, int]:
+def allow_connections(wanted: int, reserve: int, *, descriptors: int = 1) -> tuple[int, int]:
     """Raise the soft limit of open files to what so many connections, and those in reserve, need; return how many of
-    both it allows."""
-    needed = wanted + reserve + OTHER_DESCRIPTORS
+    both it allows. ``descriptors``: of each connection, with that to another server which answers it."""
+    needed = descriptors * wanted + reserve + OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted, reserve
@@ -48,7 +48,7 @@ def allow_connections(wanted: int, reserve: int) -> tuple[int, int]:
     # Connections that took the last descriptors would have uploads, grammars and the engine's next start fail.
     clients = max(2, soft - min(OTHER_DESCRIPTORS, max(OWN_LEAST, soft // 2)))
     reserve = min(reserve, max(1, clients // 4))
-    possible = min(wanted, clients - reserve)
+    possible = min(wanted, max(1, (clients - reserve) // descriptors))
     if possible < wanted:
         log.warning(
             "%d open files are allowed: enough for %d connections, not for the %d of --max-connections; "

@@ -68,6 +68,11 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 self.scope["client"], scheme = self.app_state[CLIENT]
                 self.scope["scheme"] = {"http": "ws", "https": "wss"}.get(scheme, self.scheme)
 
+    async def send(self, message: Message) -> None:  # type: ignore[override]
+        await super().send(message)  # type: ignore[arg-type]
+        if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
+            self.handshake_complete = True  # else uvicorn logs an error, as if it were not answered
+
     def send_receive_event_to_app(self) -> None:
         if self.curr_msg_data_type == "text" and not self.close_sent:
             text = b"".join(self.frames)

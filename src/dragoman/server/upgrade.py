@@ -10,6 +10,8 @@ from typing import Any
 
 import httptools
 
+from dragoman.server.framing import origin_form
+
 CONNECT = b"CONNECT"
 
 
@@ -39,7 +41,8 @@ class UpgradeIgnoringParser:
         if not self._parser.should_upgrade() or self._parser.get_method() != b"GET":
             return False
         upgrade = next((value for name, value in self._protocol.headers if name.lower() == b"upgrade"), b"")
-        return upgrade.lower() == b"websocket" and self._protocol.url.partition(b"?")[0] in self._socket_paths
+        path = origin_form(self._protocol.url).partition(b"?")[0]
+        return upgrade.lower() == b"websocket" and path in self._socket_paths
 
     def feed_data(self, data: bytes) -> None:
         """Feed the data as the library does; HttpParserUpgrade is raised only for CONNECT and WebSockets."""

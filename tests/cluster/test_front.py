@@ -1,0 +1,59 @@
+"""The port of an ingress: connections of real clients, in front of replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+from typing import Any
+
+import pytest
+from cluster_stub import IN_A_HURRY, cluster_of, front_of, port_of
+from stub_runtime import RunningServer
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
+
+from dragoman.server.open_files import OTHER_DESCRIPTORS
+
+pytestmark = pytest.mark.anyio
+
+SOCKET = "/alexandria/api/ws"
+HANDSHAKE = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-version: 13\r\nsec-websocket-key: %s\r\n\r\n"
+
+
+async def test_a_refused_socket_is_no_error_of_the_ingress(
+    servers: list[RunningServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with cluster_of([], settings=IN_A_HURRY) as cluster, front_of(cluster) as front:
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://127.0.0.1:{port_of(front)}{SOCKET}")
+        assert refused.value.response.status_code == 503
+        assert b"there are no replicas" in bytes(refused.value.response.body)
+    async with cluster_of([("r0", servers[0].port)]) as cluster, front_of(cluster) as front:
+        with pytest.raises(InvalidStatus) as refused:
+            await connect(f"ws://127.0.0.1:{port_of(front)}{SOCKET}", origin="http://evil.example")  # type: ignore[arg-type]
+        assert refused.value.response.status_code == 403
+    assert not [each.getMessage() for each in caplog.records if "ASGI" in each.getMessage()]
+
+
+@pytest.mark.parametrize("target", ["http://{}" + SOCKET, "ws://{}" + SOCKET + "?a=b", SOCKET])
+async def test_a_target_with_the_whole_address_opens_a_socket(servers: list[RunningServer], target: str) -> None:
+    """As clients that think of it as a proxy send it (RFC 9112, section 3.2.2)."""
+    async with cluster_of([("r0", servers[0].port)]) as cluster, front_of(cluster) as front, asyncio.timeout(60):
+        place = f"127.0.0.1:{port_of(front)}"
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(front))
+        head = f"GET {target.format(place)} HTTP/1.1\r\nhost: {place}\r\n".encode()
+        writer.write(head + HANDSHAKE % b"dGhlIHNhbXBsZSBub25jZQ==")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 101 ")
+        writer.close()
+
+
+async def test_no_more_clients_are_accepted_than_have_a_descriptor_for_their_replica(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (512, 512))
+    async with cluster_of([], settings=IN_A_HURRY, ready=0) as cluster, front_of(cluster) as front:
+        protocol: Any = front.config.http_protocol_class
+        connections = protocol.context.connections
+        assert 2 * connections.max_connections + connections.reserve <= 512 - OTHER_DESCRIPTORS
