@@ -45,6 +45,16 @@ _LFM3 = family_config(
     layer_types=["conv", "sliding_attention", "conv", "full_attention"],
     sliding_window=20,
 )
+_LAGUNA = family_config(
+    "LagunaForCausalLM",
+    "laguna",
+    **_ROUTED,
+    head_dim=32,
+    num_experts=6,
+    shared_expert_intermediate_size=50,
+    sliding_window=20,
+    layer_types=_SLIDING,
+)
 _COHERE2_MOE = family_config("Cohere2MoeForCausalLM", "cohere2_moe", head_dim=24, num_experts=6, sliding_window=20)
 
 NEWCOMERS: dict[str, Config] = {
@@ -77,6 +87,23 @@ NEWCOMERS: dict[str, Config] = {
     | {"use_sandwich_norm": False, "conv_bias": True, "conv_L_cache": 4, "tie_word_embeddings": False}
     | {"rope_parameters": {"full_attention": _LINEAR, "sliding_attention": {"rope_theta": 500.0}}},
     "flint": _FLINT | {"layer_types": _SLIDING, "mlp_only_layers": [1], "shared_expert_intermediate_size": 50},
+    "laguna": _LAGUNA | {"num_attention_heads_per_layer": [6, 4, 2], "moe_routed_scaling_factor": 2.5},
+    "laguna-by-element": _LAGUNA
+    | {"gating": "per-element", "head_dim": 24, "layer_types": None, "mlp_layer_types": ["dense", "dense", "sparse"]},
+    "laguna-ropes": _LAGUNA
+    | {
+        "num_attention_heads_per_layer": [8, 2, 8],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+                "rope_theta": 3000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+        },
+    },
     "cohere2-moe": _COHERE2_MOE
     | {"num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 50, "logit_scale": 0.3},
     "cohere2-moe-options": _COHERE2_MOE

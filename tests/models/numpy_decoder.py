@@ -156,7 +156,7 @@ class NumpyDecoder:
         if self.spec.latent is not None:
             return attend_to_latents(self, self.spec.latent, x, layer)
         spec, at, tokens = self.spec.of_layer(layer), f"layers.{layer}.", len(x)
-        ends = np.cumsum([spec.query_width, spec.query_width if spec.gated_attention else 0, spec.kv_width])
+        ends = np.cumsum([spec.query_width, spec.gate_width, spec.kv_width])
         module = attention_module(spec, layer)
         q, gate, k, v = np.split(self.linear(x, at + module), ends, axis=1)
         if module == "query_key":
@@ -217,8 +217,9 @@ class NumpyDecoder:
             ).swapaxes(0, 1)
             mixed = mixed + np.einsum("hqk,khd->qhd", np.where(is_own, 0, weights), v)
         mixed = (mixed / total).reshape(tokens, spec.query_width)
-        if spec.gated_attention:
-            mixed = mixed * sigmoid(gate)
+        if spec.attention_gate is not None:
+            gate = np.logaddexp(0, gate).astype(np.float32) if spec.attention_gate.softplus else sigmoid(gate)
+            mixed = mixed * (np.repeat(gate, spec.head_dim, axis=1) if spec.attention_gate.by_head else gate)
         if spec.block.inner_norms:
             mixed = self.norm(mixed, at + "attention_inner_norm")
         return self.linear(mixed, at + "attention_out")

@@ -24,6 +24,7 @@ def _sizes(
     } | more
 
 
+_FULL, _LOCAL = "full_attention", "sliding_attention"
 _EXAONE_LAYERS = (["sliding_attention"] * 3 + ["full_attention"]) * 16
 
 _GEMMA4: Config = {"architectures": ["Gemma4ForCausalLM"], "global_head_dim": 512}
@@ -316,6 +317,11 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         16_255_643_392,
     ),
     "Flint": (_sizes("FlintForCausalLM", 2048, 49, 32, 4, 6144, 150144, head_dim=128), 39_785_287_456),
+    "Laguna XS.2": (
+        _sizes("LagunaForCausalLM", 2048, 40, 48, 8, 8192, 100352)
+        | {"num_attention_heads_per_layer": [48, 64, 64, 64] * 10, "layer_types": [_FULL, *[_LOCAL] * 3] * 10},
+        33_442_617_088,
+    ),
     "Aya Vision 8B": (
         {"architectures": ["AyaVisionForConditionalGeneration"]}
         | {"text_config": _sizes("", 4096, 32, 32, 8, 14336, 256000, model_type="cohere2", head_dim=128)},

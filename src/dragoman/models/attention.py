@@ -7,11 +7,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from dragoman import kernels
 from dragoman.models.layer_buffers import LayerBuffers, Stream
+from dragoman.models.optional_parts import AttentionGate
 from dragoman.models.parameters import attention_module
 from dragoman.models.recording import PartRecorder
 from dragoman.models.rope import Rope, RotaryTables
-from dragoman.models.spec import HeadNorm
+from dragoman.models.spec import DecoderSpec, HeadNorm
 
 
 class AttentionRecorder(PartRecorder, Protocol):
@@ -52,7 +54,7 @@ def record_attention(recorder: AttentionRecorder, layer: int, stream: Stream, x:
     buffer of that. ``widest``: a buffer for the queries, keys and values of any layer."""
     spec, p = recorder.spec.of_layer(layer), recorder.program
     module = attention_module(spec, layer)
-    keys = spec.query_width + (spec.query_width if spec.gated_attention else 0)
+    keys = spec.query_width + spec.gate_width
     values = keys + spec.kv_width
     projected = recorder.buffers.narrowed(widest, recorder.weights.matrix(module, layer).shape[0])
     recorder.linear(projected, x, module, layer)
@@ -98,11 +100,27 @@ def record_attention(recorder: AttentionRecorder, layer: int, stream: Stream, x:
         chunk=spec.chunks[layer] if spec.chunks else 0,
         both_ways=not (spec.vision and spec.vision.both_ways_in_windows) or bool(spec.windows[layer]),
     )
-    if spec.gated_attention:
-        p.multiply(mixed, 0, mixed, 0, qkv, spec.query_width, spec.query_width, "sigmoid")
+    if spec.attention_gate is not None:
+        _gate(recorder, spec, spec.attention_gate, mixed, qkv)
     if spec.block.inner_norms:
         recorder.norm(mixed, mixed, "attention_inner_norm", layer)
     return mixed
+
+
+def _gate(recorder: AttentionRecorder, spec: DecoderSpec, gate: AttentionGate, mixed: int, qkv: int) -> None:
+    """Record mixed = mixed · act(gates), which follow the queries in ``qkv``."""
+    p, buffer, heads, width = recorder.program, recorder.buffers.gate, spec.heads, spec.gate_width
+    gates, start = qkv, spec.query_width
+    if gate.softplus:  # the steps of a recurrence, after its decays
+        steps, none = buffer("steps", 2 * width), np.zeros(width, np.float32)
+        p.recurrence_gates(steps, gates, start, None, none, none)
+        gates, start = steps, width
+    if gate.by_head:
+        narrow, wide = buffer("narrow", heads), buffer("wide", spec.query_width)
+        p.copy_columns(narrow, gates, start)
+        p.head_linear(wide, narrow, kernels.pack(np.ones((spec.query_width, 1), np.float32), "float32"), heads)
+        gates, start = wide, 0
+    p.multiply(mixed, 0, mixed, 0, gates, start, spec.query_width, "plain" if gate.softplus else "sigmoid")
 
 
 def _relative_bias(recorder: AttentionRecorder, layer: int) -> NDArray[np.float32] | None:
@@ -114,7 +132,7 @@ def _relative_bias(recorder: AttentionRecorder, layer: int) -> NDArray[np.float3
 
 
 def _norm_queries_and_keys(recorder: AttentionRecorder, qkv: int, keys: int, norm: HeadNorm, layer: int) -> None:
-    _norm_heads(recorder, qkv, 0, recorder.spec.heads, norm, "query_norm", layer)
+    _norm_heads(recorder, qkv, 0, recorder.spec.of_layer(layer).heads, norm, "query_norm", layer)
     if recorder.spec.kv_source(layer) == layer:
         _norm_heads(recorder, qkv, keys, recorder.spec.of_layer(layer).kv_heads, norm, "key_norm", layer)
 

@@ -27,6 +27,7 @@ class LayerBuffers:
     def __init__(self, spec: DecoderSpec, program: kernels.Program) -> None:
         self.spec, self.program = spec, program
         self._narrow: dict[tuple[int, int], int] = {}
+        self._gates: dict[tuple[str, int], int] = {}
 
     def stream(self) -> Stream:
         """Allocate buffers, sharing memory where one is unused before the other is written: 27 MB of 68 for Llama 3.2
@@ -52,8 +53,13 @@ class LayerBuffers:
         spec = self.spec
         if not spec.attention_layers or spec.latent is not None:
             return stream.wide
-        gate = spec.query_width if spec.gated_attention else 0
-        return self._buffer(self._widest("qkv_width") + gate, over=stream.wide)
+        return self._buffer(self._widest("projected_width"), over=stream.wide)
+
+    def gate(self, name: str, width: int) -> int:
+        """Return a buffer of this width that all layers use for what gates attention's output."""
+        if (name, width) not in self._gates:
+            self._gates[name, width] = self.program.buffer(width)
+        return self._gates[name, width]
 
     def narrowed(self, buffer: int, width: int) -> int:
         """Return a buffer of this width in the memory of one that is at least as wide."""
@@ -72,3 +78,11 @@ class LayerBuffers:
         """Allocate a buffer in the memory of another, if it fits there."""
         fits = over is not None and width <= self.program.width(over)
         return self.program.buffer(width, over if fits else None)
+
+
+def gate_floats(spec: DecoderSpec) -> int:
+    """Return the numbers one token takes in gates of attention other than those that are only multiplied."""
+    gate = spec.attention_gate
+    if gate is None or not (gate.by_head or gate.softplus):
+        return 0
+    return 2 * spec.gate_width * gate.softplus + (spec.heads + spec.query_width) * gate.by_head

@@ -153,7 +153,7 @@ def _attention(spec: DecoderSpec, kv_precision: KVPrecision) -> tuple[AttentionS
     operations, kv_bytes = Counter[int](), Counter[int]()
     for layer in spec.attention_layers:
         own = spec.of_layer(layer)
-        operations[spec.windows[layer]] += 2 * spec.heads * (own.head_dim + own.value_dim)
+        operations[spec.windows[layer]] += 2 * own.heads * (own.head_dim + own.value_dim)
     for layer in spec.kv_layers:
         kv_bytes[spec.windows[layer]] += layer_kv_bytes(spec, layer, kv_precision)
     return tuple(

@@ -84,3 +84,25 @@ class SharedBlocks(msgspec.Struct, frozen=True, kw_only=True):
     def uses(self, owner: int) -> int:
         """Return the number of layers that have the block of an owner."""
         return sum(self.owner(layer) == owner for layer in self.layers)
+
+
+class LayerSizes(msgspec.Struct, frozen=True, kw_only=True):
+    """Sizes of one layer of a decoder whose layers differ in them (Gemma 4). ``heads``: 0: those of the decoder."""
+
+    kv_heads: int
+    head_dim: int
+    feed_forward: int
+    heads: int = 0
+
+
+class AttentionGate(msgspec.Struct, frozen=True, kw_only=True):
+    """One more projection of attention's input, part of ``qkv`` after the queries, by whose sigmoid attention's output
+    is multiplied (Qwen3-Next).
+
+    Attributes:
+        by_head: it has one number for each head; else one for each number of the output. softplus: of it, in place of
+            the sigmoid (Laguna).
+    """
+
+    by_head: bool = False
+    softplus: bool = False

@@ -263,10 +263,11 @@ def attention_module(spec: DecoderSpec, layer: int) -> str:
 def _attention_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     if spec.latent is not None:
         return _latent_parameters(spec, spec.latent, layer)
-    query = 2 * spec.query_width if spec.gated_attention else spec.query_width
+    apart = spec.attention_gate is not None and spec.attention_gate.by_head
+    query = (spec.query_width, spec.gate_width) if apart else (spec.query_width + spec.gate_width,)
     module = attention_module(spec, layer)
-    widths = (query, spec.kv_width, spec.kv_width)[: {"query": 1, "query_key": 2, "qkv": 3}[module]]
-    found = _linear(module, layer, widths, spec.width, spec.qkv_bias)
+    widths = (spec.kv_width,) * {"query": 0, "query_key": 1, "qkv": 2}[module]
+    found = _linear(module, layer, query + widths, spec.width, spec.qkv_bias)
     if (norm := spec.head_normed(layer)) and norm.weighted:
         found += _head_norms(spec, norm, layer)
     if spec.sinks:

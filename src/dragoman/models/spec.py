@@ -7,7 +7,14 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from dragoman.models.optional_parts import AltUp, ImageLayers, LayerInputs, SharedBlocks
+from dragoman.models.optional_parts import (
+    AltUp,
+    AttentionGate,
+    ImageLayers,
+    LayerInputs,
+    LayerSizes,
+    SharedBlocks,
+)
 from dragoman.models.positions import QueryScale, RelativeBias
 from dragoman.models.recurrent import Mixer
 from dragoman.models.rope import Rope
@@ -126,14 +133,6 @@ class HeadNorm(msgspec.Struct, frozen=True, kw_only=True):
     rotated: bool = False
     weighted: bool = True
     layers: tuple[int, ...] | None = None
-
-
-class LayerSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of one layer of a decoder whose layers differ in them (Gemma 4)."""
-
-    kv_heads: int
-    head_dim: int
-    feed_forward: int
 
 
 class Experts(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,8 +270,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         branches: for each layer which of its two branches there are, attention or a mixer, and the feed-forward network
             (Nemotron-H); empty: all layers have both.
         gate_factor: of the feed-forward network's gate, before its activation (Falcon-H1).
-        gated_attention: attention's output is multiplied by the sigmoid of one more projection of its input, which is
-            part of ``qkv`` after the queries (Qwen3-Next).
+        attention_gate: attention's output is gated.
         latent: latent attention in all layers; ``kv_heads`` is then 1, and ``head_dim`` the size of what is kept.
         sizes: of each layer, where layers differ: ``of_layer`` is the decoder with those of one.
         kv_sources: for each layer that whose keys and values it uses, an earlier one's or its own; empty: its own.
@@ -324,7 +322,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     mixers_beside: bool = False
     branches: tuple[Branches, ...] = ()
     gate_factor: float = 1.0
-    gated_attention: bool = False
+    attention_gate: AttentionGate | None = None
     latent: Latent | None = None
     sizes: tuple[LayerSizes, ...] = ()
     kv_sources: tuple[int, ...] = ()
@@ -362,6 +360,17 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     def qkv_width(self) -> int:
         """Width of queries, keys and values together: the output of one fused projection."""
         return self.query_width + 2 * self.kv_width
+
+    @property
+    def gate_width(self) -> int:
+        """Width of what gates attention's output."""
+        gate = self.attention_gate
+        return 0 if gate is None else self.heads if gate.by_head else self.query_width
+
+    @property
+    def projected_width(self) -> int:
+        """Width of queries, gates, keys and values together."""
+        return self.qkv_width + self.gate_width
 
     @property
     def value_dim(self) -> int:
@@ -437,7 +446,14 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         if not self.sizes:
             return self
         own = self.sizes[layer]
-        return replace(self, kv_heads=own.kv_heads, head_dim=own.head_dim, feed_forward=own.feed_forward, sizes=())
+        return replace(
+            self,
+            heads=own.heads or self.heads,
+            kv_heads=own.kv_heads,
+            head_dim=own.head_dim,
+            feed_forward=own.feed_forward,
+            sizes=(),
+        )
 
     def kv_source(self, layer: int) -> int:
         """Return the layer whose keys and values a layer uses."""

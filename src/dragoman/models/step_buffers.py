@@ -5,10 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dragoman.models.latent import buffer_floats
+from dragoman.models.layer_buffers import gate_floats
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
 
-_SIZES = ("kv_heads", "head_dim", "feed_forward")
+_SIZES = ("heads", "kv_heads", "head_dim", "feed_forward")
 
 
 def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
@@ -22,7 +23,8 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
         decoder = replace(spec, encoder=None)
         return activation_bytes(spec.encoder_stack, whole) + activation_bytes(decoder, settings)
     if spec.sizes:
-        largest = {name: max(getattr(sizes, name) for sizes in spec.sizes) for name in _SIZES}
+        layers = [spec.of_layer(layer) for layer in range(spec.layers)]
+        largest = {name: max(getattr(layer, name) for layer in layers) for name in _SIZES}
         spec = replace(spec, sizes=(), **largest)
     # Buffers whose values are not needed at the same time share memory.
     inner = (2 if spec.gated else 1) * spec.feed_forward
@@ -32,10 +34,9 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     projected = 0 if spec.embedding.width is None else spec.embedding.width
     stream = normal * spec.width + projected + mixed
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
-    gate = spec.query_width if spec.gated_attention else 0
     kinds = {mixer for mixer in spec.mixers if mixer is not None}
-    stream += sum(mixer.buffers for mixer in kinds)
-    qkv = spec.qkv_width + gate
+    stream += sum(mixer.buffers for mixer in kinds) + gate_floats(spec)
+    qkv = spec.projected_width
     if spec.latent is not None:
         stream += buffer_floats(spec, spec.latent)
         qkv = 0

@@ -10,6 +10,7 @@ from dragoman.models.families.family import Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.families.mixtures import checked
 from dragoman.models.families.scored_mixtures import DEEPSEEK_NAMES, DEEPSEEK_STACKS
+from dragoman.models.optional_parts import AttentionGate
 from dragoman.models.spec import Block, DecoderSpec, Embedding, Experts, HeadNorm
 
 _NAMES = (
@@ -51,7 +52,7 @@ def _read_afmoe(config: Config) -> DecoderSpec:
         embedding=Embedding(scale=scale),
         block=Block(norms="around"),
         head_norm=HeadNorm(),
-        gated_attention=True,
+        attention_gate=AttentionGate(),
         experts=_read_experts(config),
         windows=windows,
     )

@@ -20,9 +20,9 @@ from dragoman.models.families.gemma4 import (
     unused_keys_and_values,
 )
 from dragoman.models.families.llama import ACTIVATIONS, HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
-from dragoman.models.optional_parts import AltUp
+from dragoman.models.optional_parts import AltUp, LayerSizes
 from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
-from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, LayerSizes, Output
+from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
 
 _MOST_PARTS = 16  # limit of the kernels
 _ALTUP = "model.layers.{layer}.altup."

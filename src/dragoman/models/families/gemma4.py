@@ -18,7 +18,7 @@ from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import ACTIVATIONS, HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import MOST_EXPERTS
-from dragoman.models.optional_parts import LayerInputs
+from dragoman.models.optional_parts import LayerInputs, LayerSizes
 from dragoman.models.rope import Rope
 from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
 from dragoman.models.spec import (
@@ -27,7 +27,6 @@ from dragoman.models.spec import (
     Embedding,
     Experts,
     HeadNorm,
-    LayerSizes,
     Output,
 )
 from dragoman.models.vision.parameters import gemma4_names

@@ -12,6 +12,7 @@ from dragoman.models.families.family import Family
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import checked
 from dragoman.models.families.state_space import read_taps
+from dragoman.models.optional_parts import AttentionGate
 from dragoman.models.recurrent import ShortConvolution
 from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
 from dragoman.models.spec import Block, DecoderSpec, Experts, HeadNorm
@@ -120,7 +121,7 @@ def _read_lfm3(config: Config) -> DecoderSpec:
         config,
         architecture="Lfm3ForCausalLM",
         block=Block(norms="around" if config.flag("use_sandwich_norm", True) else "before"),
-        gated_attention=True,
+        attention_gate=AttentionGate(),
         ropes=tuple(near if window else wide for window in windows),
         windows=windows,
     )

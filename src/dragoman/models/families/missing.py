@@ -20,7 +20,6 @@ MISSING: dict[str, str] = {
     "InklingForConditionalGeneration": "biases of scores that depend on the query, and convolutions in attention",
     "JetMoeForCausalLM": "experts in attention",
     "Kolibri1ForCausalLM": "experts that are chosen by biased logits",
-    "LagunaForCausalLM": "gates of attention that pass softplus",
     "MiMoV2FlashForCausalLM": "values that are narrower than keys, and sinks in some layers only",
     "MiniMaxForCausalLM": "lightning attention",
     "MistralLarge4ForConditionalGeneration": f"{_INDEXER}, trained rotations, and queries scaled by their position",

@@ -14,6 +14,7 @@ from dragoman.models.families.family import Family
 from dragoman.models.families.gemma import GEMMA2_NAMES
 from dragoman.models.families.llama import ACTIVATIONS, ROTARY_BUFFER, llama_like
 from dragoman.models.families.nested_text_parts import NOTE
+from dragoman.models.optional_parts import AttentionGate
 from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
 
 _DEFAULTS: dict[str, Any] = {
@@ -53,7 +54,7 @@ def _read_muse_glimmer(config: Config) -> DecoderSpec:
         ),
         activation=text.choice("hidden_activation", "silu", ACTIVATIONS),
         head_norm=HeadNorm(weighted=False),
-        gated_attention=True,
+        attention_gate=AttentionGate(),
         windows=tuple(0 if every else window for every in sees_all) if windows is None else windows,
     )
     scale = text.number("qk_scale_factor", 3.87) * spec.head_dim**-0.5

@@ -13,6 +13,7 @@ from dragoman.models.config import Config
 from dragoman.models.families.family import Family, HeadNames
 from dragoman.models.families.llama import HEAD_NORM_NAMES, LLAMA_NAMES, llama_like
 from dragoman.models.families.mixtures import QWEN2_MOE_NAMES, QWEN_STACKS, qwen_experts
+from dragoman.models.optional_parts import AttentionGate
 from dragoman.models.parameter import Parameter
 from dragoman.models.recurrent import MOST_TAPS, DeltaRule
 from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
@@ -85,7 +86,7 @@ def _hybrid(config: Config, **variant: Any) -> DecoderSpec:
         qkv_bias=bias,
         attention_out_bias=bias,
         head_norm=HeadNorm(),
-        gated_attention=True,
+        attention_gate=AttentionGate(),
         mixers=_mixers(config),
         **variant,
     )
