@@ -143,8 +143,9 @@ tidy: $(TIDY) ## Look for mistakes in csrc/ with clang-tidy: some minutes.
 bench: $(IMAGES) ## Measure speed beside what the machine allows, and draw it in docs/img/: up to half an hour; ARGS=--short takes minutes.
 	$(BIN)/python -m benchmarks.bench $(if $(MODEL),--model $(MODEL)) --charts docs/img $(ARGS)
 
-docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md, fields.md and models.md.
+docs: $(BUILT) ## Write the pages that come from the sources: docs/configuration.md, coming-from.md, fields.md and models.md.
 	$(BIN)/python -m dragoman.cli.docgen_options > docs/configuration.md
+	$(BIN)/python -m dragoman.cli.docgen_other_servers > docs/coming-from.md
 	$(BIN)/python -m dragoman.dialects.docgen_fields > docs/fields.md
 	$(BIN)/python -m dragoman.models.docgen_models > docs/models.md
 

@@ -31,6 +31,7 @@ from dragoman.cli.doctor import doctor
 from dragoman.cli.env_compat import borrowed, chat_variables, useless
 from dragoman.cli.keys import keys
 from dragoman.cli.locallab_start import StartSettings
+from dragoman.cli.other_servers import here_instead
 from dragoman.cli.output_format import StructureSettings
 from dragoman.cli.pack import pack
 from dragoman.cli.plan import plan
@@ -103,7 +104,12 @@ def serve(context: typer.Context, **groups: Any) -> None:
 
 
 _DIALECTS: dict[str, type[msgspec.Struct]] = {each.name: each.settings_type for each in REGISTRY}
-cli.command(serve, more={**GROUPS, "launcher": LauncherSettings, **_DIALECTS}, common=common_options.SERVE)
+cli.command(
+    serve,
+    more={**GROUPS, "launcher": LauncherSettings, **_DIALECTS},
+    common=common_options.SERVE,
+    elsewhere=here_instead,
+)
 
 
 def start(context: typer.Context, given: Given, choice: ModelChoice, asked: StartSettings, **groups: Any) -> None:

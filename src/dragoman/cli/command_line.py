@@ -17,7 +17,7 @@ import re
 import select
 import typing
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -63,18 +63,34 @@ _UNKNOWN = "dragoman.unknown_variables"
 _SOURCES = "dragoman.sources"
 
 
+_UsageError = typing.cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+
+
 class _Command(typer.core.TyperCommand):
-    """Notes the command line's options before any is processed: which other sources are read may depend on them."""
+    """Notes the command line's options before any is processed: which other sources are read may depend on them.
+
+    ``elsewhere``: returns, of the arguments and an unknown option, what to say in place of similar names.
+    """
+
+    elsewhere: Callable[[Sequence[str], str], str | None] | None = None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = tuple(args)  # parsing takes them from the list
         if not ctx.resilient_parsing:
             with contextlib.suppress(Exception):  # errors are reported below
-                ctx.meta[_GIVEN] = self.make_parser(ctx).parse_args(args=list(args))[0]
+                ctx.meta[_GIVEN] = self.make_parser(ctx).parse_args(args=list(given))[0]
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             # Typer checks values with pydantic, which puts the exception's kind before the text.
             error.message = error.message.removeprefix("Value error, ")
+            raise
+        except _UsageError as error:
+            unknown = getattr(error, "option_name", None) if hasattr(error, "possibilities") else None
+            said = self.elsewhere(given, unknown) if self.elsewhere is not None and unknown else None
+            if said is not None:
+                error.message = f"No such option. {said}"
+                vars(error)["possibilities"] = None
             raise
 
 
@@ -146,6 +162,7 @@ class CommandLine:
         borrowed: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None,
         common: Container[str] | None = None,
         help: str | None = None,
+        elsewhere: Callable[[Sequence[str], str], str | None] | None = None,
     ) -> Callable[..., None]:
         """Register the function under its own (or another) name.
 
@@ -154,7 +171,8 @@ class CommandLine:
         or with its traceback under ``--debug``.
         ``spellings``: by option, more flags by which this command knows it. ``borrowed``: as for the whole, for this.
         ``common``: the options that ``--help`` shows, each with the first clause of its help, where it does not show
-        all; ``--help-all`` does then. ``help``: in place of the docstring.
+        all; ``--help-all`` does then. ``help``: in place of the docstring. ``elsewhere``: returns, of the arguments and
+        an option that there is not, the sentence about where it is known.
 
         Raises ValueError when two of the structs have a field of the same name.
         """
@@ -230,7 +248,8 @@ class CommandLine:
             epilog = _epilog(options)
             if common is not None and not shows_all:
                 epilog = f"--help-all lists all options. {epilog or ''}"
-            alone.command(name, cls=_Command, epilog=epilog, context_settings=_HELP)(run)
+            kind = type("_Command", (_Command,), {"elsewhere": staticmethod(elsewhere) if elsewhere else None})
+            alone.command(name, cls=kind, epilog=epilog, context_settings=_HELP)(run)
             return typer.main.get_command(alone)
 
         later = type("_Later", (_Later,), {"made": staticmethod(made)})

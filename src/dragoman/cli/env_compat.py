@@ -6,6 +6,7 @@ meaning here are named once at the start. None of them is read otherwise: other 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from dragoman.cli.tgi_launcher import variables as tgi_variables
@@ -63,6 +64,54 @@ ALEXANDRIA: dict[str, tuple[str, ...]] = {
     "alexandria_length_penalty": ("MODEL_DEFAULT_LENGTH_PENALTY",),
 }
 
+OLLAMA: dict[str, tuple[str, ...]] = {
+    "ollama_keep_alive": ("OLLAMA_KEEP_ALIVE",),
+    "ollama_origins": ("OLLAMA_ORIGINS",),
+    "max_sequences": ("OLLAMA_NUM_PARALLEL",),
+    "max_waiting": ("OLLAMA_MAX_QUEUE",),
+    "max_context": ("OLLAMA_CONTEXT_LENGTH",),
+    "kv_precision": ("OLLAMA_KV_CACHE_TYPE",),
+}
+OLLAMA_ADDRESS = "OLLAMA_HOST"
+OLLAMA_PORT = "11434"
+OLLAMA_DEBUG = "OLLAMA_DEBUG"
+
+LLAMACPP: dict[str, tuple[str, ...]] = {
+    "model": ("LLAMA_ARG_MODEL", "LLAMA_ARG_HF_REPO"),
+    "host": ("LLAMA_ARG_HOST",),
+    "port": ("LLAMA_ARG_PORT",),
+    "api_key": ("LLAMA_API_KEY",),
+    "name": ("LLAMA_ARG_ALIAS",),
+    "max_context": ("LLAMA_ARG_CTX_SIZE",),
+    "max_sequences": ("LLAMA_ARG_N_PARALLEL",),
+    "threads": ("LLAMA_ARG_THREADS",),
+    "step_tokens": ("LLAMA_ARG_UBATCH",),
+    "kv_precision": ("LLAMA_ARG_CACHE_TYPE_K",),
+    "mmproj": ("LLAMA_ARG_MMPROJ",),
+    "chat_template": ("LLAMA_ARG_CHAT_TEMPLATE_FILE",),
+    "draft_model": ("LLAMA_ARG_MODEL_DRAFT",),
+    "tls_cert": ("LLAMA_ARG_SSL_CERT_FILE",),
+    "tls_key": ("LLAMA_ARG_SSL_KEY_FILE",),
+    "models_folder": ("LLAMA_ARG_MODELS_DIR",),
+}
+
+KV_PRECISIONS = {
+    "f32": "float32",
+    "f16": "bfloat16",
+    "bf16": "bfloat16",
+    "q8_0": "int8",
+    "q4_0": "int4",
+    "q4_1": "int4",
+    "iq4_nl": "int4",
+}
+"""By the names of Ollama and llama.cpp; others are left to be refused."""
+
+COUNTS = ("max_sequences", "max_context", "threads", "step_tokens")
+"""Options whose variables are 0 or below where Ollama or llama.cpp choose themselves."""
+
+PREFIXES = {"ollama": "OLLAMA_", "llamacpp": "LLAMA_ARG_"}
+"""By dialect, how all variables of the original begin: those that are not read have no effect."""
+
 WITHOUT_EFFECT: dict[str, tuple[str, ...]] = {
     "locallab": (
         "LOCALLAB_ENABLE_CPU_OFFLOADING",
@@ -109,6 +158,8 @@ def chat_variables(environment: Environment) -> dict[str, str]:
 def useless(dialect: str, environment: Environment) -> tuple[str, ...]:
     """Return a sentence for each variable that is set and has no effect."""
     names = [name for name in WITHOUT_EFFECT.get(dialect, ()) if environment.get(name)]
+    if prefix := PREFIXES.get(dialect):
+        names += sorted(each for each in environment if each.startswith(prefix) and each not in _read(dialect))
     said = tuple(f"{name} has no effect here" for name in names)
     return said if dialect != "locallab" else (*said, *_cors_notes(environment))
 
@@ -158,6 +209,48 @@ def _alexandria(environment: Environment) -> dict[str, str]:
     return found
 
 
+def _ollama(environment: Environment) -> dict[str, str]:
+    found = _of_llamas(OLLAMA, environment)
+    if address := environment.get(OLLAMA_ADDRESS):
+        found["host"], found["port"] = _host_and_port(address)
+    if _is_on(environment.get(OLLAMA_DEBUG)):
+        found["log_level"] = "debug"
+    return found
+
+
+def _llamacpp(environment: Environment) -> dict[str, str]:
+    return _of_llamas(LLAMACPP, environment)
+
+
+def _of_llamas(table: Mapping[str, tuple[str, ...]], environment: Environment) -> dict[str, str]:
+    found = _named(table, environment)
+    for name in COUNTS:
+        if re.fullmatch(r"\s*(0+|-\d+)\s*", found.get(name, "")):
+            del found[name]
+    if "kv_precision" in found:
+        found["kv_precision"] = KV_PRECISIONS.get(found["kv_precision"].strip().lower(), found["kv_precision"])
+    for name in ("ollama_origins", "api_key"):
+        if name in found:
+            found[name] = found[name].replace(",", " ")
+    return found
+
+
+def _host_and_port(address: str) -> tuple[str, str]:
+    """Return what Ollama listens on: ``HOST``, ``HOST:PORT``, ``:PORT`` or the URL that its clients get."""
+    scheme, _, rest = address.strip().rpartition("://")
+    place = rest.partition("/")[0]
+    split = re.fullmatch(r"\[?(?P<host>.*?)\]?(:(?P<port>[^:\]]*))?", place)
+    if split is None or (place.count(":") > 1 and not place.startswith("[")):  # an IPv6 address alone
+        return place, OLLAMA_PORT
+    ports = {"http": "80", "https": "443"}
+    return split["host"] or "127.0.0.1", split["port"] or ports.get(scheme, OLLAMA_PORT)
+
+
+def _read(dialect: str) -> set[str]:
+    tables = {"ollama": OLLAMA, "llamacpp": LLAMACPP}
+    return {name for names in tables[dialect].values() for name in names} | {OLLAMA_ADDRESS, OLLAMA_DEBUG}
+
+
 def _is_on(text: str | None) -> bool:
     return text is not None and text.strip().lower() in ("1", "true", "yes", "on")
 
@@ -166,4 +259,6 @@ _READERS: dict[str, Callable[[Environment], dict[str, str]]] = {
     "tgi": tgi_variables,
     "locallab": _locallab,
     "alexandria": _alexandria,
+    "ollama": _ollama,
+    "llamacpp": _llamacpp,
 }
