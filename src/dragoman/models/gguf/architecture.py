@@ -284,9 +284,24 @@ def partly_rotated(keys: Metadata, config: Config) -> Config:
     if rotated > head_dim:
         raise keys.file.fail("rope.dimension_count", f"{rotated} is more than the {head_dim} dimensions of a head")
     kv_heads = keys.size("attention.head_count_kv", config["num_attention_heads"])
-    # Slightly more than the quotient: families take the integer part of the product.
-    factor = rotated / head_dim if int(rotated / head_dim * head_dim) == rotated else (rotated + 0.5) / head_dim
-    return {"num_key_value_heads": kv_heads, "partial_rotary_factor": factor}
+    return {"num_key_value_heads": kv_heads, "partial_rotary_factor": share_of_head(rotated, head_dim)}
+
+
+def share_of_head(rotated: int, head_dim: int) -> float:
+    """Return the share of a head that is rotated: slightly more than the quotient, where families, which take the
+    integer part of the product, would rotate less."""
+    return rotated / head_dim if int(rotated / head_dim * head_dim) == rotated else (rotated + 0.5) / head_dim
+
+
+def by_layer(keys: Metadata, key: str, layers: int) -> list[int]:
+    """Return a size of each layer: one for all, or an array."""
+    value = keys.value(key)
+    if not isinstance(value, np.ndarray):
+        return [keys.size(key)] * layers
+    found = [int(each) for each in keys.numbers(key, layers)]  # type: ignore[union-attr]
+    if value.dtype.kind not in "iu" or not all(0 < each < 2**31 for each in found):
+        raise keys.file.fail(key, "must be positive integers")
+    return found
 
 
 def rms(keys: Metadata) -> Config:

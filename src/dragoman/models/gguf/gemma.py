@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dragoman.models.gguf.architecture import Config, Tensors, head_size, layer_types, rms
+from dragoman.models.gguf.architecture import Config, Tensors, by_layer, head_size, layer_types, rms
 from dragoman.models.gguf.metadata import Metadata
 
 
@@ -22,7 +22,7 @@ def gemma3n(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     return _common(keys, tensors, config, period=5) | {
         "head_dim": head_size(keys, config),
         "num_key_value_heads": keys.size("attention.head_count_kv"),
-        "intermediate_size": _by_layer(keys, "feed_forward_length", layers),
+        "intermediate_size": by_layer(keys, "feed_forward_length", layers),
         "rope_theta": keys.number("rope.freq_base", 1_000_000.0),
         "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
         "altup_active_idx": keys.count("altup.active_idx"),
@@ -43,10 +43,10 @@ def gemma4(keys: Metadata, tensors: Tensors, config: Config) -> Config:
         raise keys.file.fail("attention.value_length_swa", f"differs from the keys' {dim}")
     _refuse_part_of_head(keys, "rope.dimension_count", full_dim)
     _refuse_part_of_head(keys, "rope.dimension_count_swa", dim)
-    kv_heads = _by_layer(keys, "attention.head_count_kv", layers)
+    kv_heads = by_layer(keys, "attention.head_count_kv", layers)
     full = [layer for layer, kind in enumerate(types) if kind == "full_attention"]
     sliding = [layer for layer in range(layers) if layer not in full]
-    widths = _by_layer(keys, "feed_forward_length", layers)
+    widths = by_layer(keys, "feed_forward_length", layers)
     wide = [widths[0]] * (layers - shared) + [2 * widths[0]] * shared
     if widths not in (wide, widths[:1] * layers):
         raise keys.file.fail("feed_forward_length", "differs between layers in a way that is not supported")
@@ -97,17 +97,6 @@ def _experts(keys: Metadata) -> Config:
         "top_k_experts": keys.size("expert_used_count"),
         "moe_intermediate_size": keys.size("expert_feed_forward_length"),
     }
-
-
-def _by_layer(keys: Metadata, key: str, layers: int) -> list[int]:
-    """Return a size of each layer: one for all, or an array."""
-    value = keys.value(key)
-    if not isinstance(value, np.ndarray):
-        return [keys.size(key)] * layers
-    found = [int(each) for each in keys.numbers(key, layers)]  # type: ignore[union-attr]
-    if value.dtype.kind not in "iu" or not all(0 < each < 2**31 for each in found):
-        raise keys.file.fail(key, "must be positive integers")
-    return found
 
 
 def _shares(keys: Metadata, layers: int) -> list[float] | None:

@@ -1,14 +1,18 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Ling 2 and Command A+."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Laguna, Ling 2 and Command A+."""
 
 from __future__ import annotations
+
+import numpy as np
 
 from dragoman.models.gguf import names
 from dragoman.models.gguf.architecture import (
     LONGROPE,
+    SIZES,
     Architecture,
     Config,
     Tensors,
+    by_layer,
     head_size,
     heads,
     layer_norm,
@@ -17,6 +21,7 @@ from dragoman.models.gguf.architecture import (
     partly_rotated,
     rms,
     scored_experts,
+    share_of_head,
 )
 from dragoman.models.gguf.metadata import Metadata
 
@@ -77,6 +82,11 @@ _AFMOE_NAMES = names.LLAMA | EXPERTS | _AFTER_ATTENTION | {
     "blk.ffn_gate_inp": f"{_LAYER}mlp.router.gate",
     "blk.exp_probs_b": f"{_LAYER}mlp.expert_bias",
 }  # fmt: skip
+_LAGUNA_NAMES = names.LLAMA | EXPERTS | {"blk.attn_gate": f"{_LAYER}self_attn.g_proj"}
+_LAGUNA_SIZES = {theirs: ours for theirs, ours in SIZES.items() if theirs != "attention.head_count"}
+_LAGUNA_PERIOD = 4
+"""Of its layers the first of so many has full attention, where the file does not say it."""
+
 _DBRX_LAYER = "transformer.blocks.{layer}."
 _DBRX_NAMES = {
     "token_embd": "transformer.wte",
@@ -279,6 +289,55 @@ def _afmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     }  # fmt: skip
 
 
+def _laguna(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    keys.refuse(_SCORES, SIGMOID, 0)
+    keys.refuse("expert_weights_norm", True)
+    keys.refuse("expert_shared_count", 1)
+    layers, counts = config["num_hidden_layers"], by_layer(keys, "attention.head_count", config["num_hidden_layers"])
+    head_dim = head_size(keys, config | {"num_attention_heads": counts[0]})
+    gate, scaled = tensors.get("blk.0.attn_gate.weight"), keys.is_on("expert_weights_scale")
+    dense = keys.count("leading_dense_block_count")
+    full, sliding = (_laguna_rope(keys, suffix, head_dim, config) for suffix in ("", "_swa"))
+    return rms(keys) | {
+        "num_attention_heads": counts[0],
+        "num_attention_heads_per_layer": counts,
+        "num_key_value_heads": keys.size("attention.head_count_kv"),
+        "head_dim": head_dim,
+        "gating": "per-head" if gate is not None and gate.shape[:1] == (counts[0],) else "per-element",
+        "rope_scaling": None,
+        "rope_parameters": {"full_attention": full, "sliding_attention": sliding},
+        "sliding_window": keys.count("attention.sliding_window"),
+        "layer_types": _laguna_types(keys, layers),
+        "mlp_layer_types": ["dense" if layer < dense else "sparse" for layer in range(layers)],
+        "num_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.size("expert_shared_feed_forward_length"),
+        "moe_routed_scaling_factor": keys.number("expert_weights_scale") if scaled else 1.0,
+    }
+
+
+def _laguna_rope(keys: Metadata, suffix: str, head_dim: int, config: Config) -> Config:
+    """Return the rotation of layers with full attention, or, with the suffix ``_swa``, of those with a window, which
+    have no scaling."""
+    rotated = keys.size(f"rope.dimension_count{suffix}", head_dim)
+    if rotated > head_dim:
+        raise keys.file.fail(f"rope.dimension_count{suffix}", f"{rotated} is more than the {head_dim} of a head")
+    scaling = (not suffix and config["rope_scaling"]) or {"rope_type": "default"}
+    theta = keys.number(f"rope.freq_base{suffix}", config["rope_theta"])
+    return {**scaling, "rope_theta": theta, "partial_rotary_factor": share_of_head(rotated, head_dim)}
+
+
+def _laguna_types(keys: Metadata, layers: int) -> list[str]:
+    if not keys.is_on("attention.sliding_window"):
+        keys.has("attention.sliding_window_pattern")
+        return ["full_attention"] * layers
+    if isinstance(keys.value("attention.sliding_window_pattern"), np.ndarray):
+        return layer_types(keys, layers, _LAGUNA_PERIOD)
+    period = keys.size("attention.sliding_window_pattern", _LAGUNA_PERIOD)
+    return ["sliding_attention" if layer % period else "full_attention" for layer in range(layers)]
+
+
 def _cohere2_moe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     """Return a config of Command A+. The shared expert's result is always averaged with the others'."""
     experts = scored_experts(keys)
@@ -337,6 +396,9 @@ MIXTURES: dict[str, Architecture] = {
         name="ExaoneMoeForCausalLM", model_type="exaone_moe", names=names.LLAMA | EXPERTS, extra=_exaone_moe
     ),
     "afmoe": Architecture(name="AfmoeForCausalLM", model_type="afmoe", names=_AFMOE_NAMES, extra=_afmoe),
+    "laguna": Architecture(
+        name="LagunaForCausalLM", model_type="laguna", names=_LAGUNA_NAMES, extra=_laguna, sizes=_LAGUNA_SIZES
+    ),
     "cohere2moe": Architecture(
         name="Cohere2MoeForCausalLM", model_type="cohere2_moe", names=names.COHERE | EXPERTS, extra=_cohere2_moe
     ),

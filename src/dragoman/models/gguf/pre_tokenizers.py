@@ -119,6 +119,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     **dict.fromkeys(
         ("qwen2", "deepseek-r1-qwen", "stablelm2", "hunyuan", "solar-open", "megrez", "grok-2", "kormo"), _QWEN2
     ),
+    "laguna": PreTokenizer((r"[^\n]+|[\n]+", QWEN2)),
     "qwen35": _QWEN35,
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe"), _LLAMA3),
     **dict.fromkeys(
