@@ -7,18 +7,24 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tiny_model import make_tiny_llama
 
+from dragoman import models
 from dragoman.core.request import EngineRequest
+from dragoman.engine import worker
 from dragoman.engine.block_store import open_block_stores
 from dragoman.engine.kv_cache import KVCache
-from dragoman.engine.messages import StubModel, WorkerSettings
+from dragoman.engine.messages import LoadDraft, LoadModel, StubModel, WorkerSettings
 from dragoman.engine.settings import SchedulerSettings
 from dragoman.engine_client.client import EngineClient
+from dragoman.models.memory import ModelTooLarge
 
 BLOCK_BYTES = 64
 BLOCKS = 8
@@ -210,6 +216,38 @@ def test_after_a_death_only_the_newest_tokens_of_each_stream_are_computed_again(
     assert cached() == 4 * 320
     assert cached(recovery_bytes=0) == 0
     assert cached(scheduler=SchedulerSettings(prefix_cache=False)) == 0
+
+
+def test_copies_are_dropped_where_the_model_needs_their_memory(file: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = WorkerSettings(model=StubModel(), is_restart=True)
+    loads: list[int] = []
+
+    def load(*arguments: Any) -> tuple[str, str]:
+        loads.append(os.fstat(file).st_blocks)
+        if loads[-1]:
+            raise ModelTooLarge("it does not fit")
+        return "runner", "model"
+
+    monkeypatch.setattr(worker, "load", load)
+    Life(file).compute(1)
+    assert worker.load_beside(settings, file) == ("runner", "model")  # type: ignore[comparison-overlap]
+    assert loads[0] > loads[1] == 0
+    assert Life(file).found() == set()
+
+
+def test_copies_take_no_more_memory_than_the_model_leaves(tmp_path: Path) -> None:
+    model = models.load(make_tiny_llama(tmp_path / "tiny"), models.ModelSettings(cache_bytes=0))
+    settings = WorkerSettings(model=LoadModel(), recovery_bytes=5000)
+    assert worker.recovery_memory(settings, model) == 5000
+    taken = model.plan.total_bytes + model.plan.reserve_bytes
+    for left, expected in ((4000, 4000), (-4000, 0)):
+        model.plan = msgspec.structs.replace(model.plan, available_bytes=taken + left)
+        assert worker.recovery_memory(settings, model) == expected
+        # The file keeps its size, and with it what is in it.
+        assert worker.recovery_memory(msgspec.structs.replace(settings, is_restart=True), model) == 5000
+    draft = LoadDraft(source="small", settings=models.ModelSettings(), nbytes=3000)
+    model.plan = msgspec.structs.replace(model.plan, available_bytes=taken + 4000)
+    assert worker.recovery_memory(msgspec.structs.replace(settings, draft=draft), model) == 1000
 
 
 async def _read(client: EngineClient, request: EngineRequest) -> None:

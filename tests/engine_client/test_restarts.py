@@ -168,6 +168,7 @@ def test_the_next_process_has_the_context_of_the_first(tmp_path: Path) -> None:
     assert context == 512
     assert (first.is_restart, first.model) == (False, LoadModel(source=str(folder), settings=settings))
     expected = msgspec.structs.replace(settings, max_context=context)
+    assert second.recovery_bytes == first.recovery_bytes
     assert (second.is_restart, second.model) == (True, LoadModel(source=str(folder), settings=expected))
 
 

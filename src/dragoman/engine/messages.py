@@ -123,8 +123,15 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         the same context, whatever memory there is by then; fewer of them at once where that is less."""
         model = self.model
         if isinstance(model, LoadModel):
-            model = structs.replace(model, settings=structs.replace(model.settings, max_context=info.max_context))
-        return structs.replace(self, model=model, checked=info.model.packed_file, is_restart=True)
+            context = info.model.context_tokens
+            model = structs.replace(model, settings=structs.replace(model.settings, max_context=context))
+        return structs.replace(
+            self,
+            model=model,
+            checked=info.model.packed_file,
+            is_restart=True,
+            recovery_bytes=info.recovery_bytes,
+        )
 
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +144,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     """Of the layers that keep most positions."""
     kv_bytes: int = 0
+    recovery_bytes: int = 0
+    """As of ``WorkerSettings``, or less where the model leaves less memory."""
     max_running: int
     max_unfinished: int
     """Maximum number of unfinished sequences, waiting ones included."""

@@ -111,7 +111,7 @@ class RecoverySettings(msgspec.Struct, frozen=True, kw_only=True):
         engine_give_up_s: when the engine could not be restarted for so many seconds the server ends, with exit code
             69, for its service manager to restart it; 0: it keeps trying.
         recovery_bytes: maximum memory for copies of the running requests' computed blocks, which the next engine
-            uses after a crash; taken as they grow; 0: everything is computed again.
+            uses after a crash; taken as they grow, within what the model leaves; 0: everything is computed again.
     """
 
     PANEL: ClassVar[str] = "Engine"

@@ -57,6 +57,7 @@ from dragoman.engine.runner import Runner
 from dragoman.engine.schedule import Schedule
 from dragoman.engine.stub import StubRunner
 from dragoman.models import ModelInfo, loading
+from dragoman.models.memory import ModelTooLarge
 from dragoman.models.model import Model
 from dragoman.models.progress import Progress, ignore_progress
 
@@ -224,6 +225,21 @@ def load(settings: WorkerSettings, progress: Progress = ignore_progress) -> tupl
     return stub, stub.card
 
 
+def load_beside(
+    settings: WorkerSettings, memory: int | None, progress: Progress = ignore_progress
+) -> tuple[Runner, ModelInfo]:
+    """Load the model, as ``load`` does. ``memory``: the file of the ``block_store``, which is emptied where the model
+    needs what it takes."""
+    try:
+        return load(settings, progress)
+    except ModelTooLarge:
+        if memory is None or os.fstat(memory).st_blocks == 0:
+            raise
+        log.warning("what was computed before the restart is dropped: the model needs the memory")
+        os.ftruncate(memory, 0)
+        return load(settings, progress)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="dragoman.engine")
     parser.add_argument("--fd", type=int, required=True, help="the process's end of the socket pair")
@@ -276,7 +292,8 @@ def run(connection: socket.socket) -> None:
     draft = None
     if isinstance(settings.draft, LoadDraft):
         draft = loading.load(settings.draft.source, settings.draft.settings)
-    runner, model = load(settings, ProgressSender(connection))
+    runner, model = load_beside(settings, memory, ProgressSender(connection))
+    recovery_bytes = recovery_memory(settings, runner)
     engine = Engine(runner, settings.scheduler)
     if draft is not None:
         engine.scheduler.drafts.use_model(draft)
@@ -287,7 +304,7 @@ def run(connection: socket.socket) -> None:
         named = [group for group in engine.scheduler.tables.groups if not group.own]
         data = [runner.block_data[group.index] for group in named]
         caches = [group.cache for group in named]
-        open_block_stores(memory, data, model.fingerprint, settings.recovery_bytes, caches)
+        open_block_stores(memory, data, model.fingerprint, recovery_bytes, caches)
         os.close(memory)
     if settings.report_blocks:
         engine.report_blocks()
@@ -305,6 +322,7 @@ def run(connection: socket.socket) -> None:
         block_size=runner.block_size,
         num_blocks=scheduler.cache.num_blocks,
         kv_bytes=sum(each.nbytes for each in runner.block_data),
+        recovery_bytes=recovery_bytes,
         max_running=scheduler.capacity,
         max_unfinished=scheduler.max_unfinished,
         step_tokens=scheduler.step_tokens,
@@ -317,6 +335,15 @@ def run(connection: socket.socket) -> None:
         engine.close()
     finally:
         gc.unfreeze()  # the end of the process frees what is no longer used, and the native module reports what is not
+
+
+def recovery_memory(settings: WorkerSettings, runner: Runner) -> int:
+    """Return the maximum memory of the ``block_store``: as the settings say, within what the first model leaves, so
+    that the copies never end the process that they are made for."""
+    if settings.is_restart or not isinstance(runner, Model):
+        return settings.recovery_bytes
+    left = runner.plan.left_bytes - (0 if settings.draft is None else settings.draft.nbytes)
+    return max(0, min(settings.recovery_bytes, left))
 
 
 def _first_frame(connection: socket.socket) -> tuple[bytes | None, int | None]:

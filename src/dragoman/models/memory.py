@@ -43,6 +43,10 @@ _MOST_EMPTY_BLOCKS = 1 << 17  # default limit of blocks without keys and values,
 _SPARE_STATES = 12 + 64  # by default, in addition to running sequences: rows of drafts, and snapshots of prefixes
 
 
+class ModelTooLarge(ModelError):
+    """A model does not fit in the memory that there is now."""
+
+
 class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Memory that a model takes, in bytes, and the limits that follow.
 
@@ -136,6 +140,11 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return self.resident_bytes + working + self.kv_bytes + self.state_bytes + self.first_adapters_bytes
 
     @property
+    def left_bytes(self) -> int:
+        """Memory that the model leaves, beside the reserve."""
+        return max(0, self.available_bytes - self.reserve_bytes - self.total_bytes)
+
+    @property
     def state_bytes(self) -> int:
         """Memory of all states of recurrent layers."""
         return self.state_slots * self.bytes_per_state
@@ -150,9 +159,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         return bandwidth_bytes_per_s / self.bytes_per_decoded_token
 
     def require_fit(self) -> None:
-        """Raise ModelError with the numbers when the model does not fit."""
+        """Raise ModelTooLarge with the numbers when the model does not fit."""
         if self.refusal is not None:
-            raise ModelError(self.refusal)
+            raise ModelTooLarge(self.refusal)
 
 
 def plan(
