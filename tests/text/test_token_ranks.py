@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from transformers.integrations.mistral.tokenizer import MistralConverter
 
 from dragoman.core.errors import ModelError
-from dragoman.text import Tokenizer
+from dragoman.text import Detokenizer, Tokenizer
 from dragoman.text.decoder import byte_level_bytes
 from dragoman.text.vocabularies import byte_ranks
 from tests.text.conftest import LINES
@@ -107,6 +107,18 @@ def test_kimi_has_a_fixed_number_of_special_tokens_of_which_settings_name_some(l
     assert tokenizer.encode(reserved) == (first + 2,)
     assert first + 2 not in plain(tokenizer, reserved)
     assert tokenizer.decode([first + 2, ord("a")]) == "a"
+
+
+def test_a_token_that_the_settings_declare_to_be_text_is_shown(load_file: Load) -> None:
+    """As Kimi's marks of tool calls, among ids that its class has for special tokens."""
+    first = len(TOKENS)
+    added = {str(first): token("[BOS]"), str(first + 7): token("<|tool_call_begin|>", special=False)}
+    tokenizer = load_file(
+        "tiktoken.model", lines_of(TOKENS), added_tokens_decoder=added, tokenizer_class="TikTokenTokenizer"
+    )
+    ids = [first, first + 7, ord("a")]
+    stream = Detokenizer(tokenizer)
+    assert tokenizer.decode(ids) == "".join(map(stream.push, ids)) + stream.flush() == "<|tool_call_begin|>a"
 
 
 def test_special_tokens_of_classes_follow_the_tokens_of_their_files(load_file: Load) -> None:

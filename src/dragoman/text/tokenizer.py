@@ -128,9 +128,10 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of all ids. Ids outside the vocabulary have none."""
-        return self._pipeline.decode(
-            [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID], skip_special_tokens=skip_special_tokens
-        )
+        # The library goes on hiding a special token that the settings have declared to be none.
+        hidden = self.special_ids if skip_special_tokens else frozenset()
+        shown = [token_id for token_id in token_ids if 0 <= token_id <= _MAX_ID and token_id not in hidden]
+        return self._pipeline.decode(shown, skip_special_tokens=False)
 
     def token(self, token_id: int) -> str | None:
         """Return the token in the vocabulary's spelling; None for an id outside the vocabulary."""
