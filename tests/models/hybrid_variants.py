@@ -78,6 +78,15 @@ _KIMI_LINEAR = {
     "qk_nope_head_dim": 10,
     "v_head_dim": 32,
 }
+_MINIMAX = family_config(
+    "MiniMaxForCausalLM",
+    "minimax",
+    head_dim=20,
+    intermediate_size=40,
+    num_local_experts=5,
+    block_size=16,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+)
 _MAMBA: Config = {
     "architectures": ["MambaForCausalLM"],
     "model_type": "mamba",
@@ -187,6 +196,12 @@ HYBRIDS: dict[str, Config] = {
     "kimi-linear-options": _KIMI_LINEAR
     | {"q_lora_rank": 24, "linear_conv_kernel_dim": 3, "moe_renormalize": False, "num_shared_experts": 2}
     | {"layer_types": ["full_attention", "linear_attention", "full_attention"]},
+    "minimax": _MINIMAX
+    | {"full_attn_alpha_factor": 1.5, "linear_attn_alpha_factor": 3.5, "mlp_alpha_factor": 2.5}
+    | {"full_attn_beta_factor": 0.6, "linear_attn_beta_factor": 0.7, "mlp_beta_factor": 0.8},
+    "minimax-options": _MINIMAX
+    | {"layer_types": None, "num_attention_heads": 3, "num_key_value_heads": 1, "hidden_act": "gelu", "head_dim": None}
+    | {"hidden_size": 60, "tie_word_embeddings": True, "sliding_window": 20},
     "mamba2": _MAMBA2,
     "mamba2-biases": _MAMBA2 | {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True},
     "mamba": _MAMBA,

@@ -103,12 +103,14 @@ class NumpyDecoder:
         if self.spec.has_branch("first", layer):
             together = x if embeddings is None else with_block(self, x, embeddings, layer)
             inward = self.branch_input(together, "attention_norm", layer)
+            x = inward if self.spec.norms(layer) == "stream" else x
             for name, branch in self.mixed(inward, layer, shared):
                 x = self.join(x, branch, name, layer)
             if self.spec.altup:
                 x = (x + low_rank(self, inward, layer)) * np.float32(math.sqrt(0.5))
         if self.spec.has_branch("second", layer):
             inward, experts = self.branch_input(x, "feed_forward_norm", layer), self.spec.routed(layer)
+            x = inward if self.spec.norms(layer) == "stream" else x
             beside = experts is not None and experts.beside
             branch = self.beside(x, inward, layer) if beside else self.feed_forward(inward, layer)
             if experts is not None and experts.out_norm:
@@ -138,10 +140,12 @@ class NumpyDecoder:
         return self.join(x, self.feed_forward(second, layer), "feed_forward_out", layer)
 
     def branch_input(self, x: Array, name: str, layer: int) -> Array:
-        return self.norm(x, f"layers.{layer}.{name}") if self.spec.norms(layer) in ("before", "around") else x
+        is_normed = self.spec.norms(layer) in ("before", "around", "stream")
+        return self.norm(x, f"layers.{layer}.{name}") if is_normed else x
 
     def join(self, x: Array, branch: Array, name: str, layer: int) -> Array:
         norms, factor = self.spec.norms(layer), np.float32(self.spec.block.scale(name))
+        x = x * np.float32(self.spec.block.kept(name))
         name = f"layers.{layer}.{'attention_out' if name == 'mixer_out' else name}_norm"
         if norms in ("after", "around"):
             branch = self.norm(branch, name, self.spec.block.out_norm_eps)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.models.spec import Latent
+from dragoman.models.optional_parts import Latent
 
 if TYPE_CHECKING:
     from numpy_decoder import NumpyDecoder

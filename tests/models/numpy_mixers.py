@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman.models.recurrent import DeltaRule, GatedUnit, KeyedDeltaRule, SelectiveScan, ShortConvolution, StateSpace
+from dragoman.models.recurrent import (
+    DeltaRule,
+    GatedUnit,
+    KeyedDeltaRule,
+    LightningAttention,
+    SelectiveScan,
+    ShortConvolution,
+    StateSpace,
+)
 
 if TYPE_CHECKING:
     from numpy_decoder import NumpyDecoder
@@ -29,6 +37,8 @@ def mix(decoder: NumpyDecoder, x: Array, layer: int) -> Array:
         mixed = gated_unit(decoder, mixer, x, at)
     elif isinstance(mixer, KeyedDeltaRule):
         mixed = keyed_delta_rule(decoder, mixer, x, at)
+    elif isinstance(mixer, LightningAttention):
+        mixed = lightning_attention(decoder, mixer, x, layer)
     else:
         assert isinstance(mixer, DeltaRule)
         mixed = delta_rule(decoder, mixer, x, at)
@@ -82,6 +92,19 @@ def keyed_delta_rule(decoder: NumpyDecoder, mixer: KeyedDeltaRule, x: Array, at:
     normed = rms(out, decoder.spec.norm_eps) * weights[at + "mixer_scale.weight"]
     z = decoder.linear(decoder.linear(x, at + "mixer_opening_in"), at + "mixer_opening")
     return np.asarray(normed.reshape(len(x), -1) * sigmoid(z), np.float32)
+
+
+def lightning_attention(decoder: NumpyDecoder, mixer: LightningAttention, x: Array, layer: int) -> Array:
+    at, shape = f"layers.{layer}.", (len(x), mixer.heads, mixer.dim)
+    inner = decoder.activated(decoder.linear(x, at + "mixer_in"))
+    q, k, v = (part.reshape(shape) for part in np.split(inner, 3, axis=1))
+    decay = np.exp(-np.float32(mixer.rates(layer, decoder.spec.layers)))[:, None, None]
+    state, out = np.zeros((mixer.heads, mixer.dim, mixer.dim), np.float32), np.empty_like(v)
+    for t in range(len(x)):
+        state = state * decay + np.einsum("hk,hv->hkv", k[t], v[t])
+        out[t] = np.einsum("hkv,hk->hv", state, q[t])
+    normed = rms(out.reshape(len(x), -1), mixer.norm_eps) * decoder.weights[at + "mixer_scale.weight"]
+    return np.asarray(normed * sigmoid(decoder.linear(x, at + "mixer_opening")), np.float32)
 
 
 def state_space(decoder: NumpyDecoder, mixer: StateSpace, x: Array, at: str) -> Array:

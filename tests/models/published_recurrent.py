@@ -307,6 +307,12 @@ RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
         | {"layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)]},
         1_461_538_368,
     ),
+    "MiniMax M1": (
+        {"architectures": ["MiniMaxM1ForCausalLM"], "attn_type_list": [*[0] * 7, 1] * 10, "head_dim": 128}
+        | {"hidden_size": 6144, "intermediate_size": 9216, "num_hidden_layers": 80, "num_attention_heads": 64}
+        | {"num_key_value_heads": 8, "num_local_experts": 32, "vocab_size": 200064, "rotary_dim": 64, "postnorm": True},
+        456_089_655_296,
+    ),
     "Zamba 2 1.2B": (
         _ZAMBA2
         | {"hidden_size": 2048, "num_hidden_layers": 38, "n_mamba_heads": 64, "mamba_d_state": 128}

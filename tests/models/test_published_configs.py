@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from small_models import VARIANTS, Config
 
+from dragoman.core.errors import ModelError
 from dragoman.models.families import FAMILIES, read_spec
 from dragoman.models.parameters import parameter_count, seeing
 from dragoman.models.rope import Yarn
@@ -88,3 +89,36 @@ def test_text_config_leaves_out_what_transformers_has_by_default(
     """Granite Vision says nothing of its 32 heads."""
     spec = read_spec({"architectures": [architecture], "text_config": text})
     assert parameter_count(seeing(spec, None)) == count
+
+
+def test_a_minimax_reads_the_same_under_its_published_names() -> None:
+    """Those of MiniMax Text-01 and M1, whose heads are rotated in part."""
+    newer = VARIANTS["minimax"]
+    names = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+    factors = {
+        f"layernorm_{published}_{which}": newer[f"{name}_{which}_factor"]
+        for name, published in names.items()
+        for which in ("alpha", "beta")
+    }
+    kept = {key: value for key, value in newer.items() if not key.endswith("_factor") and key != "layer_types"}
+    older = kept | factors | {"attn_type_list": [0, 1, 0], "postnorm": True, "shared_intermediate_size": 0}
+    for architecture in ("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"):
+        assert read_spec(older | {"architectures": [architecture]}) == read_spec(newer)
+    assert {rope.dim for rope in read_spec(older | {"rotary_dim": 10}).ropes if rope} == {10}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"postnorm": False}, "postnorm = false"),
+        ({"shared_intermediate_size": 50}, "shared_intermediate_size = 50"),
+        ({"layer_types": None, "attn_type_list": [0, 1]}, "attn_type_list must have 3 numbers"),
+        ({"layer_types": None, "attn_type_list": [0, 2, 1]}, "attn_type_list must have 3 numbers"),
+        ({"layer_types": ["linear_attention"] * 3}, "layers without full attention"),
+        ({"rotary_dim": 22}, "rotary_dim 22 must be even and at most"),
+        ({"mlp_alpha_factor": 0}, "mlp_alpha_factor must be a positive number"),
+    ],
+)
+def test_a_minimax_that_is_another_is_refused(change: Config, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_spec(VARIANTS["minimax"] | change)

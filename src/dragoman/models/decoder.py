@@ -322,6 +322,9 @@ class Recorder:
     def _branch_input(self, stream: Stream, module: str, layer: int) -> int:
         """Return the input of a branch: the residual stream, normed where the norms come before."""
         is_first = module == "attention_norm"
+        if self.spec.norms(layer) == "stream":
+            self.norm(stream.residual, stream.residual, module, layer)
+            return stream.residual
         if self.spec.norms(layer) not in ("before", "around") or (is_first and not self.spec.has_first_norm(layer)):
             return stream.residual
         self.norm(stream.normed, stream.residual, module, layer)
@@ -346,6 +349,8 @@ class Recorder:
         if stream.branch is not None:
             if self.spec.norms(layer) in ("after", "around"):
                 self.norm(stream.branch, stream.branch, norm, layer, eps=self.spec.block.out_norm_eps)
+            if (kept := self.spec.block.kept(module)) != 1.0:
+                self.program.scale(stream.residual, kept)
             self.program.add(stream.residual, stream.branch, self.spec.block.scale(module))
         if self.spec.norms(layer) == "joined":
             self.norm(stream.residual, stream.residual, norm, layer)

@@ -10,7 +10,8 @@ import msgspec
 
 from dragoman.core.errors import ModelError
 from dragoman.core.lazy_imports import np
-from dragoman.models.spec import DecoderSpec, Latent
+from dragoman.models.optional_parts import Latent
+from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format, Quantized, Tensor
 
 if TYPE_CHECKING:

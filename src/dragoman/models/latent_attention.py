@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dragoman import kernels
+from dragoman.models.optional_parts import Latent
 from dragoman.models.recording import PartRecorder
 from dragoman.models.rope import Rope, RotaryTables
-from dragoman.models.spec import DecoderSpec, Latent
+from dragoman.models.spec import DecoderSpec
 
 
 class LatentBuffers(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from dragoman.models.recurrent import (
     DeltaRule,
     GatedUnit,
     KeyedDeltaRule,
+    LightningAttention,
     Mixer,
     SelectiveScan,
     ShortConvolution,
@@ -47,6 +48,8 @@ def record_mixer(recorder: MixerRecorder, layer: int, x: int) -> int:
         return _gated_unit(recorder, mixer, layer, x)
     if isinstance(mixer, KeyedDeltaRule):
         return _keyed_delta_rule(recorder, mixer, layer, x)
+    if isinstance(mixer, LightningAttention):
+        return _lightning_attention(recorder, mixer, layer, x)
     assert isinstance(mixer, DeltaRule)
     return _delta_rule(recorder, mixer, layer, x)
 
@@ -136,6 +139,37 @@ def _keyed_delta_rule(recorder: MixerRecorder, mixer: KeyedDeltaRule, layer: int
     p.head_norm(out, 0, heads, dim, weights.vector("mixer_scale", layer), recorder.spec.norm_eps)
     recorder.linear(narrow, x, "mixer_opening_in", layer)
     recorder.linear(z, narrow, "mixer_opening", layer)
+    p.multiply(out, 0, out, 0, z, 0, inner, "sigmoid")
+    return out
+
+
+def _lightning_attention(recorder: MixerRecorder, mixer: LightningAttention, layer: int, x: int) -> int:
+    """Record norm(linear attention(silu(q, k, v))) · sigmoid(z) of (q, k, v) = input·W, z = input·W'."""
+    p, heads, inner = recorder.program, mixer.heads, mixer.inner
+    parts, z, gates = recorder.mixer_buffers(mixer, 3 * inner, inner, 2 * heads)
+    out = recorder.mixer_out(mixer)
+    recorder.linear(parts, x, "mixer_in", layer)
+    assert recorder.spec.activation != "xielu"
+    p.activate(parts, recorder.spec.activation)
+    p.copy_columns(gates, parts, 0)
+    p.clip_columns(gates, 0, 2 * heads, 1.0, 1.0)  # whatever they were
+    decays = np.exp(-np.array(mixer.rates(layer, recorder.spec.layers)))
+    p.scale_columns(gates, np.concatenate([decays, np.ones(heads)]))
+    p.recur(
+        out,
+        parts,
+        gates,
+        q_offset=0,
+        k_offset=inner,
+        v_offset=2 * inner,
+        heads=heads,
+        group=1,
+        key_dim=mixer.dim,
+        value_dim=mixer.dim,
+        part=recorder.state_part(layer, 0),
+    )
+    p.head_norm(out, 0, 1, inner, recorder.weights.vector("mixer_scale", layer), mixer.norm_eps)
+    recorder.linear(z, x, "mixer_opening", layer)
     p.multiply(out, 0, out, 0, z, 0, inner, "sigmoid")
     return out
 

@@ -106,3 +106,27 @@ class AttentionGate(msgspec.Struct, frozen=True, kw_only=True):
 
     by_head: bool = False
     softplus: bool = False
+
+
+class Latent(msgspec.Struct, frozen=True, kw_only=True):
+    """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, https://arxiv.org/abs/2405.04434).
+
+    A token's keys and values are products of one latent vector. That vector is kept, and a rotated part of keys that
+    all heads share; queries and results are multiplied by the matrices of keys and values instead of what is kept. So
+    to the cache there is one KV head, whose key is latent and rotated part, and whose value is the latent.
+
+    Attributes:
+        rank: size of the latent. rotated: size of the part of a query and of a key that has positions.
+        plain: size of a query's other part. value: size of a head's value.
+        query_rank: queries are a product of a normed vector of this size; 0: of the layer's input.
+        norm_eps: of the norms of the latent and of that vector.
+        scale: factor of the latent, after its norm (LongCat-Flash).
+    """
+
+    rank: int
+    rotated: int
+    plain: int
+    value: int
+    query_rank: int = 0
+    norm_eps: float = 1e-6
+    scale: float = 1.0

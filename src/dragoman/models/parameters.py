@@ -8,19 +8,20 @@ from typing import Literal
 from msgspec.structs import replace
 
 from dragoman.models.head_spec import EagleSpec, HeadSpec
-from dragoman.models.optional_parts import AltUp, SharedBlocks
+from dragoman.models.optional_parts import AltUp, Latent, SharedBlocks
 from dragoman.models.parameter import Parameter
 from dragoman.models.positions import RelativeBias
 from dragoman.models.recurrent import (
     DeltaRule,
     GatedUnit,
     KeyedDeltaRule,
+    LightningAttention,
     Mixer,
     SelectiveScan,
     ShortConvolution,
     StateSpace,
 )
-from dragoman.models.spec import DecoderSpec, Experts, HeadNorm, Latent
+from dragoman.models.spec import DecoderSpec, Experts, HeadNorm
 from dragoman.models.vision.description import VisionDescription
 from dragoman.models.vision.parameters import is_vision, vision_parameters
 
@@ -172,14 +173,14 @@ def _first_branch_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
         found += _attention_parameters(spec, layer)
     if mixer := spec.mixer(layer):
         found += _mixer_parameters(spec, mixer, layer)
-    if spec.norms(layer) != "before":
+    if spec.norms(layer) not in ("before", "stream"):
         found += _norm(spec, "attention_out_norm", layer)
     return found + (_cross_parameters(spec, layer) if spec.encoder is not None else [])
 
 
 def _second_branch_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     found = []
-    if spec.norms(layer) in ("before", "around") and not spec.block.shared_norm:
+    if spec.norms(layer) in ("before", "around", "stream") and not spec.block.shared_norm:
         found += _norm(spec, "feed_forward_norm", layer)
     experts = spec.routed(layer)
     if experts:
@@ -193,7 +194,7 @@ def _second_branch_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
         if spec.block.inner_norms:
             found += _norm(spec, "feed_forward_inner_norm", layer, spec.feed_forward)
         found += _linear("feed_forward_out", layer, (spec.width,), spec.feed_forward, spec.feed_forward_bias)
-    if spec.norms(layer) != "before":
+    if spec.norms(layer) not in ("before", "stream"):
         found += _norm(spec, "feed_forward_out_norm", layer)
     return found
 
@@ -308,6 +309,11 @@ def _mixer_parameters(spec: DecoderSpec, mixer: Mixer, layer: int) -> list[Param
         return _gated_unit_parameters(spec, mixer, layer)
     if isinstance(mixer, KeyedDeltaRule):
         return _keyed_delta_rule_parameters(spec, mixer, layer)
+    if isinstance(mixer, LightningAttention):
+        found = [_matrix("mixer_in", layer, (mixer.inner,) * 3, spec.width)]
+        found.append(_vector("mixer_scale", "weight", layer, (mixer.inner,)))
+        found.append(_matrix("mixer_opening", layer, (mixer.inner,), spec.width))
+        return found + _linear("mixer_out", layer, (spec.width,), mixer.inner, False)
     return _delta_rule_parameters(spec, mixer, layer)
 
 

@@ -238,4 +238,40 @@ class KeyedDeltaRule(msgspec.Struct, frozen=True, kw_only=True):
         return ((self.taps - 1) * 3 * self.inner, self.inner * padded)
 
 
-Mixer = ShortConvolution | DeltaRule | StateSpace | SelectiveScan | GatedUnit | KeyedDeltaRule
+class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
+    """Lightning attention (MiniMax 2025, https://arxiv.org/abs/2501.08313): linear attention whose states have a fixed
+    decay for each head, the slower the later the layer.
+
+    Queries, keys and values pass the decoder's activation. The output of all heads is normed together, and gated by the
+    sigmoid of a projection of the input.
+
+    Attributes:
+        dim: of a head's key and of its value. norm_eps: of the output's norm.
+    """
+
+    kind: ClassVar[str] = "lightning attention"
+
+    heads: int
+    dim: int
+    norm_eps: float = 1e-6
+
+    @property
+    def inner(self) -> int:
+        return self.heads * self.dim
+
+    @property
+    def buffers(self) -> int:
+        return 5 * self.inner + 2 * self.heads
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        padded = -(-self.dim // 16) * 16
+        return (self.inner * padded,)
+
+    def rates(self, layer: int, layers: int) -> tuple[float, ...]:
+        """Return the logarithm of each head's decay in a layer, without its sign."""
+        slower = 1 - layer / (layers - 1 + 1e-5) + 1e-5
+        return tuple(2.0 ** (-8 * (head + 1) / self.heads) * slower for head in range(self.heads))
+
+
+Mixer = ShortConvolution | DeltaRule | StateSpace | SelectiveScan | GatedUnit | KeyedDeltaRule | LightningAttention

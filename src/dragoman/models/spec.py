@@ -11,6 +11,7 @@ from dragoman.models.optional_parts import (
     AltUp,
     AttentionGate,
     ImageLayers,
+    Latent,
     LayerInputs,
     LayerSizes,
     SharedBlocks,
@@ -23,7 +24,7 @@ from dragoman.models.vision.description import VisionDescription
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"]
 Scores = Literal["softmax", "sigmoid", "sparse_mixer"]
 NormKind = Literal["rms", "layer"]
-Norms = Literal["before", "after", "around", "joined"]
+Norms = Literal["before", "after", "around", "joined", "stream"]
 Branches = Literal["both", "first", "second"]
 
 
@@ -64,7 +65,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         norms: of a branch's input (``before``), of its output (``after``: OLMo 2), of both (``around``: Gemma 2), or of
-            the residual stream after the branch has joined it (``joined``: OPT-350m). Those of inputs are the modules
+            the residual stream after the branch has joined it (``joined``: OPT-350m), or of the stream before the
+            branch, which joins what the norm gives (``stream``: MiniMax Text-01). Those of inputs are the modules
             ``attention_norm`` and ``feed_forward_norm``, the others ``attention_out_norm`` and
             ``feed_forward_out_norm``.
         parallel: both branches start from the same stream and join it together; else the second starts from the
@@ -75,6 +77,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         mixer_norms: of layers with a mixer, where they have others (OLMo-Hybrid).
         branch_scale: factor on a branch when it joins (Granite).
         attention_factor, mixer_factor, feed_forward_factor: one more factor on this branch (Falcon-H1).
+        attention_kept, mixer_kept, feed_forward_kept: factor on the stream that this branch joins (MiniMax Text-01).
         out_norm_eps: of the norms of outputs, where it differs from the others' (Muse Glimmer).
         inner_norms: of each branch's value before its last product (BitNet): ``attention_inner_norm`` and
             ``feed_forward_inner_norm``.
@@ -89,6 +92,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     attention_factor: float = 1.0
     mixer_factor: float = 1.0
     feed_forward_factor: float = 1.0
+    attention_kept: float = 1.0
+    mixer_kept: float = 1.0
+    feed_forward_kept: float = 1.0
     out_norm_eps: float | None = None
     inner_norms: bool = False
 
@@ -107,6 +113,11 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     def scale(self, branch: str) -> float:
         """Return the factor on a branch when it joins, by the module of its last product."""
         return self.branch_scale * self._factors.get(branch, 1.0)
+
+    def kept(self, branch: str) -> float:
+        """Return the factor on the stream that a branch joins, by the module of its last product."""
+        kept = {"attention_out": self.attention_kept, "mixer_out": self.mixer_kept}
+        return kept.get(branch, self.feed_forward_kept)
 
     @property
     def _factors(self) -> dict[str, float]:
@@ -182,30 +193,6 @@ class Experts(msgspec.Struct, frozen=True, kw_only=True):
     out_norm: bool = False
     out_bias: bool = False
     out_factor: float = 1.0
-
-
-class Latent(msgspec.Struct, frozen=True, kw_only=True):
-    """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, https://arxiv.org/abs/2405.04434).
-
-    A token's keys and values are products of one latent vector. That vector is kept, and a rotated part of keys that
-    all heads share; queries and results are multiplied by the matrices of keys and values instead of what is kept. So
-    to the cache there is one KV head, whose key is latent and rotated part, and whose value is the latent.
-
-    Attributes:
-        rank: size of the latent. rotated: size of the part of a query and of a key that has positions.
-        plain: size of a query's other part. value: size of a head's value.
-        query_rank: queries are a product of a normed vector of this size; 0: of the layer's input.
-        norm_eps: of the norms of the latent and of that vector.
-        scale: factor of the latent, after its norm (LongCat-Flash).
-    """
-
-    rank: int
-    rotated: int
-    plain: int
-    value: int
-    query_rank: int = 0
-    norm_eps: float = 1e-6
-    scale: float = 1.0
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True):
@@ -478,7 +465,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_first_norm(self, layer: int) -> bool:
         """Return whether a layer's first branch has a norm of its input."""
-        return self.norms(layer) in ("before", "around") and (layer > 0 or self.block.first_norm)
+        return self.norms(layer) in ("before", "around", "stream") and (layer > 0 or self.block.first_norm)
 
     def rope(self, layer: int) -> Rope | None:
         """Return the rotary positions of a layer; None where it has none."""

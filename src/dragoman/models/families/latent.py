@@ -15,10 +15,11 @@ from dragoman.models.families.family import MTP_AFTER_LAYERS, Family
 from dragoman.models.families.llama import ACTIVATIONS, LLAMA_NAMES, ROTARY_BUFFER
 from dragoman.models.families.scored_mixtures import DEEPSEEK_NAMES, DEEPSEEK_STACKS, deepseek_experts
 from dragoman.models.latent import divide_keys_and_values
+from dragoman.models.optional_parts import Latent
 from dragoman.models.positions import QueryScale
 from dragoman.models.rope import Yarn
 from dragoman.models.rope_config import read_rope_block
-from dragoman.models.spec import Block, DecoderSpec, Embedding, Experts, Latent, Output
+from dragoman.models.spec import Block, DecoderSpec, Embedding, Experts, Output
 
 LATENT_NAMES: dict[str, tuple[str, ...]] = {
     "latent_query_in": ("model.layers.{layer}.self_attn.q_a_proj",),
