@@ -133,6 +133,19 @@ async def test_a_silent_replica_is_left_for_another(
         assert cluster.ingress.counts.lost
 
 
+async def test_a_replica_that_stands_still_does_not_hold_up_what_all_are_asked(
+    servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dragoman.cluster.ingress.ALL_S", 0.2)
+    async with (
+        imposter(lambda head, writer: None) as port,
+        cluster_of([("still", port), ("well", servers[0].port)]) as cluster,
+        asyncio.timeout(30),
+    ):
+        reply = await cluster.client.get("/requests")
+        assert (reply.status_code, reply.json()) == (200, {"requests": []})
+
+
 @pytest.mark.parametrize(
     "lie",
     [

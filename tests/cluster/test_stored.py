@@ -113,7 +113,7 @@ async def test_deletion_reaches_the_replica_too(servers: list[RunningServer]) ->
 
 async def test_a_store_without_what_is_named_tells_an_ingress_and_nobody_else(tmp_path: Path) -> None:
     """Files and batches too, which these servers have not."""
-    for journal, told in ((Journal(), {HEADER: "1"}), (None, {})):
+    for journal, told in ((Journal(), {HEADER: "it does not have what the request names"}), (None, {})):
         for lacks in ("file", "batch", "response", "conversation"):
             observed = ObservedRequest("openai", PATH, "GET", "r")
             tokens = current_journal.set(journal), current_request.set(observed)

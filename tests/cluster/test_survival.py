@@ -266,5 +266,21 @@ async def test_a_request_with_a_key_is_one_answer_in_the_cluster(
             assert begun() - before == (2 if key == "lost" else 1)
 
 
+async def test_an_answer_with_a_key_outlives_its_ingress(servers: list[RunningServer], parts: list[bytes]) -> None:
+    """The replica goes on with it for a while, and attaches the client that asks again through the next ingress."""
+    body, headers = {**LONG, "stream": True, "temperature": 1.0}, {"idempotency-key": "of-the-ingress"}
+    async with cluster_of(two(servers)) as ended, cluster_of(two(servers)) as following:
+        reading = asyncio.create_task(ended.client.post("/v1/chat/completions", json=body, headers=headers))
+        await until(lambda: len(parts) > 5)
+        had = b"".join(parts)
+        for connection in [each for _, answers in ended.ingress._open.values() for each in answers]:
+            connection.close()
+        reading.cancel()
+        again = await following.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert again.headers["idempotent-replayed"] == "true"
+        assert again.content.startswith(had)
+        assert again.text.endswith("data: [DONE]\n\n")
+
+
 def comments_dropped(text: str) -> list[str]:
     return [event for event in text.split("\n\n") if not event.startswith(":")]

@@ -71,9 +71,14 @@ class AnswerRelay:
         self._expected = ExpectedLength(status, headers)
         if status == 503 or (status == 429 and (self._lost_at or running.entries)):
             raise ReplicaDeclined(await rest_of(self._connection, frame))
-        # Of what has been computed the client gets the answer.
+        lacking = next((value.decode("latin-1") for name, value in headers if name == ELSEWHERE), "")
+        if running.head is not None and lacking:
+            raise Changed(lacking)
+        # Of what has been computed the client gets the answer. A request that another replica has accepted is good: it
+        # is this one that lacks something.
         may_be_elsewhere = running.head is None and (status >= 400 or running.method == "GET")
-        if may_be_elsewhere and any(name == ELSEWHERE for name, _ in headers):
+        is_unfit = running.head is None and running.entries > 0 and 400 <= status < 500
+        if is_unfit or (may_be_elsewhere and lacking):
             raise NotOnReplica(await rest_of(self._connection, frame))
         if names := next((value for name, value in headers if name == PREFIX), b""):
             self._learn_names(names.decode("latin-1"))

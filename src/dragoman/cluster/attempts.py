@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from dragoman.cluster.answer import Frames
-from dragoman.cluster.running import RunningRequest
+from dragoman.cluster.running import Changed, RunningRequest
 from dragoman.cluster.upstream import NotAsked, ReplicaLost, ReplicaRefused
 from dragoman.core.errors import EngineUnavailable, GenerationFailed
 
@@ -49,6 +50,8 @@ class Attempts:
         self._without: set[str] = set()
         """Replicas that have not what the request names; ``_absent``: what the first of them said."""
         self._absent: Frames | None = None
+        self._different: dict[str, str] = {}
+        """Replicas whose answer is another one than the client has the beginning of, each with the reason."""
 
     def begin(self) -> float:
         """Begin another attempt. Returns for how many seconds it may wait for a replica."""
@@ -57,10 +60,11 @@ class Attempts:
             return self._wait_s
         return max(0.0, self._continue_s - (self._clock() - self.lost_at))
 
-    @property
-    def unfit(self) -> frozenset[str]:
-        """Return the replicas that are asked again only where there is no other one."""
-        return frozenset(self._avoid | self._without)
+    def unfit(self, ready: Collection[str]) -> frozenset[str]:
+        """Return the replicas that are asked again only where there is no other one of those that are ready."""
+        lacking = self._without | self._different.keys()
+        unfit = lacking | self._avoid
+        return frozenset(lacking if unfit.issuperset(ready) else unfit)
 
     def answer_of(self, name: str) -> Frames | None:
         """Return what a replica is known to say, which is then the answer: all others have been asked."""
@@ -70,8 +74,21 @@ class Attempts:
 
     def not_there(self, name: str, error: NotOnReplica) -> None:
         """A replica has not what the request names."""
+        self._running.forget_attempt()
         self._without.add(name)
         self._absent = self._absent or error.answer
+
+    def differs(self, name: str, error: Changed) -> None:
+        """A replica gives another answer. Those before it may be of its version, and those after it not."""
+        self._running.forget_attempt()
+        self._different[name] = str(error)
+
+    def check_answers(self, name: str) -> None:
+        """Raise GenerationFailed where a replica is known to give another answer, as all do then."""
+        reason = self._different.get(name)
+        if reason is not None:
+            why = f"no other one can continue it: {reason}." if reason else "another one answers differently."
+            raise GenerationFailed(f"The replica of this request was lost, and {why}")
 
     async def declined(self, name: str, error: ReplicaDeclined) -> None:
         """A replica has no room. A request that was accepted before waits for some. Raises EngineUnavailable."""

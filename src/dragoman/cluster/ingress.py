@@ -26,7 +26,7 @@ from dragoman.cluster.routing import Wanted
 from dragoman.cluster.running import Arrivals, Changed, RunningRequest
 from dragoman.cluster.stored_ids import StoredIds
 from dragoman.cluster.upstream import NotAsked, ReplicaConnection, ReplicaLost, ReplicaPool, ReplicaRefused
-from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, GenerationFailed
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable
 from dragoman.dialects.api import Dialect
 from dragoman.server.body import read_body
 from dragoman.server.body_budget import BodyBudget
@@ -40,6 +40,8 @@ log = logging.getLogger("dragoman.cluster")
 WATCH_S = 1.0
 MISSED = 3
 """Questions without an answer after which a replica counts as dead: 3 to 9 seconds."""
+ALL_S = 2.0
+"""Seconds for each replica to answer what all are asked; the answer then is that of the others."""
 INLINE_TEXT = 256 * 1024
 """Bytes of a body whose prompt is named in the event loop: 1 ms."""
 MOST_TEXT = 4 * 1024 * 1024
@@ -197,10 +199,19 @@ class Ingress:
             self._forget(replica, connection)
             connection.close()
 
+    async def _ask_in_time(self, replica: Replica, running: RunningRequest) -> Frames:
+        """Return what ``_ask`` does, of a replica that answers at once."""
+        try:
+            async with asyncio.timeout(ALL_S):
+                return await self._ask(replica, running)
+        except TimeoutError:
+            log.warning("replica %s does not answer %s", replica.name, running.target.decode("latin-1"))
+            raise ReplicaLost("it does not answer") from None
+
     async def _ask_all(self, running: RunningRequest) -> Frames:
         """Return the joined answers of all replicas that answer. Raises EngineUnavailable where none does."""
         self.counts.requests += 1
-        asked = [self._ask(replica, running) for replica in self._replicas.all()]
+        asked = [self._ask_in_time(replica, running) for replica in self._replicas.all()]
         answers = await asyncio.gather(*asked, return_exceptions=True)
         if faults := [
             each for each in answers if isinstance(each, BaseException) and not isinstance(each, ReplicaLost)
@@ -233,10 +244,12 @@ class Ingress:
         """Ask one replica. Return whether the client has its answer. Raises DragomanError where none can be had."""
         ids = self._stored.named(running.target, running.body)
         wait_s = attempts.begin()
-        wanted = Wanted(text, attempts.unfit, key=running.key, prefer=self._stored.replica_of(ids))
-        failure: ReplicaLost | ReplicaDeclined | NotOnReplica
+        unfit = attempts.unfit(self._replicas.ready)
+        wanted = Wanted(text, unfit, key=running.key, prefer=self._stored.replica_of(ids))
+        failure: ReplicaLost | ReplicaDeclined | NotOnReplica | Changed
         try:
             async with self._replicas.slot(wanted, wait_s) as replica:
+                attempts.check_answers(replica.name)
                 known = attempts.answer_of(replica.name)
                 if known is not None:
                     await answer.whole(known)
@@ -252,12 +265,15 @@ class Ingress:
                     self._replicas.lose(replica, str(error))
                     self.pool.drop(replica.host, replica.port)
                     failure = error
-                except (ReplicaDeclined, NotOnReplica) as error:
+                except (ReplicaDeclined, NotOnReplica, Changed) as error:
                     failure = error
         except EngineUnavailable as error:
             raise attempts.no_replica(error) from None
         if isinstance(failure, NotOnReplica):
             attempts.not_there(replica.name, failure)
+        elif isinstance(failure, Changed):
+            log.warning("replica %s gives another answer than the lost one: %s", replica.name, failure)
+            attempts.differs(replica.name, failure)
         elif isinstance(failure, NotAsked):
             await attempts.not_asked(failure)
         elif isinstance(failure, ReplicaDeclined):
@@ -275,7 +291,7 @@ class Ingress:
         """Pass the answer of a replica on, from where the client is.
 
         Raises ReplicaLost where it breaks off, ReplicaDeclined where it takes no requests, NotOnReplica where it lacks
-        what the request names, GenerationFailed where it answers something else than the client has.
+        what the request names, Changed where it answers something else than the client has.
         """
         headers, body = running.begin(self._secret)
         connection, first = await self._started(replica, running, headers, body)
@@ -291,10 +307,6 @@ class Ingress:
                 learn_ids=partial(self._stored.learn_from, replica=replica.name) if is_about_stored else None,
             )
             await relay.pass_on(first)
-        except Changed:
-            raise GenerationFailed(
-                "The replica of this request was lost, and another one answers differently: it cannot be continued."
-            ) from None
         finally:
             self._forget(replica, connection)
             if connection.is_reusable:

@@ -55,7 +55,7 @@ def new_arrival() -> tuple[bytes, bytes]:
 
 
 class Changed(Exception):
-    """Another replica's answer differs from what the client has."""
+    """Another replica's answer differs from what the client has. The text says why, where that is known."""
 
 
 class RunningRequest:
@@ -109,6 +109,7 @@ class RunningRequest:
         """Whether the next byte begins an event; whether the present event is a notice."""
         self._skip_left = 0
         self._skipped = hashlib.blake2b(digest_size=16)
+        self._entries_before = 0, 0
 
     def record(self, entry: bytes) -> None:
         """Take an entry of the journal. One that is too long is not kept: the request then begins anew."""
@@ -122,6 +123,7 @@ class RunningRequest:
     def begin(self, secret: bytes) -> tuple[Headers, list[bytes]]:
         """Return the headers and body for a replica, which skips nothing: what the client has is skipped here."""
         self._skip_left = self.sent
+        self._entries_before = self.entries, len(self._journal)
         self._is_between, self._is_notice = True, False
         self._skipped = hashlib.blake2b(digest_size=16)
         journal = bytes(self._journal)
@@ -132,6 +134,11 @@ class RunningRequest:
         if journal:
             headers.append((JOURNAL, b"%d" % len(journal)))
         return headers, [part for part in (journal, self.body) if part]
+
+    def forget_attempt(self) -> None:
+        """Forget what a replica has recorded since ``begin``: it gives another answer than the client's."""
+        self.entries, size = self._entries_before
+        del self._journal[size:]
 
     @property
     def has_succeeded(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 import msgspec
 
 import dragoman
+from dragoman.core.elsewhere import note_elsewhere
 from dragoman.core.errors import SHUTTING_DOWN, GenerationFailed
 from dragoman.core.events import EngineEvent, FinishEvent, ProgressEvent, PromptEvent
 from dragoman.core.journal import Journal, Recorded, Run, current_journal
@@ -110,10 +111,8 @@ class JournaledEvents:
         earlier = InFlightRequest(request)
         for event in run.events:
             earlier.accept(event)
-        self._fault = journal.fault
-        if run.events and not self._fault and run.model != journaled.version:
-            self._fault = f"it was begun by {run.model}, and this server has {journaled.version}"
-        if not self._fault and not earlier.is_over:
+        if not earlier.is_over:
+            _check_version(journal, run, journaled.version)
             replay = earlier.as_replay() if run.events else request
             self._live = engine.submit(msgspec.structs.replace(replay, service=0.0))
             self._live_events = aiter(self._live)
@@ -126,8 +125,6 @@ class JournaledEvents:
             event = await self._recorded()
             self._flight.accept(event)
             return event
-        if self._fault:
-            raise GenerationFailed(f"{LOST}: {self._fault}.")
         if self._live is None:
             raise StopAsyncIteration
         while True:
@@ -164,3 +161,14 @@ class JournaledEvents:
             self._journaled.note_output(token_ids)
         if self._live is not None:
             await self._live.aclose()
+
+
+def _check_version(journal: Journal, run: Run, version: str) -> None:
+    """Raise GenerationFailed where this server would continue a run differently, and note that for the ingress: another
+    server may continue it."""
+    fault = journal.fault
+    if run.events and not fault and run.model != version:
+        fault = f"it was begun by {run.model}, and this server has {version}"
+    if fault:
+        note_elsewhere(fault)
+        raise GenerationFailed(f"{LOST}: {fault}.")
