@@ -154,12 +154,25 @@ def test_pydantic_tools_come_back_parsed(client: openai.OpenAI, streamed: bool) 
     [{"properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}, {"properties": {"a": {"uniqueItems": True}}}],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused_by_name(client: openai.OpenAI, schema: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    other = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    for more in ({}, {"response_format": {"type": "json_object"}}):
+        with pytest.raises(openai.BadRequestError) as raised:
+            ask(client, 0, tools=[other, tool], **more)
+        assert raised.value.param == "tools[1].function.parameters"
+        assert "Invalid 'tools[1].function.parameters': " in raised.value.message
+    tool["function"]["strict"] = False
+    ask(client, 0, tools=[other, tool], max_tokens=2)
+    named = {"type": "function", "function": {"name": "other"}}
+    ask(client, 0, tools=[other, tool], tool_choice=named, max_tokens=2)
+
+
+def test_the_format_of_a_custom_tool_that_cannot_be_enforced_is_refused_by_name(client: openai.OpenAI) -> None:
+    form = {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(?=a)b"}}
+    tool = {"type": "custom", "custom": {"name": "f", "format": form}}
     with pytest.raises(openai.BadRequestError) as raised:
         ask(client, 0, tools=[tool])
-    assert raised.value.param == "tools"
-    tool["function"]["strict"] = False
-    ask(client, 0, tools=[tool], max_tokens=2)
+    assert raised.value.param == "tools[0].custom.format"
 
 
 def test_tools_and_a_form_of_json_both_hold(client: openai.OpenAI) -> None:

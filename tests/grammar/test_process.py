@@ -154,3 +154,22 @@ def test_a_trial_that_cannot_be_started_is_not_the_grammars_fault(monkeypatch: p
     assert result["kind"] == "lost"
     assert "Resource temporarily unavailable" in result["error"]
     assert psutil.Process().num_fds() == before
+
+
+def test_the_part_that_is_refused_is_named(process: GrammarProcess) -> None:
+    schemas = {"tools[0]": {"type": "object"}, "tools[1]": {"uniqueItems": True}, "tools[2]": {"if": {}}}
+
+    def refusal(*places: str) -> BadRequest:
+        grammar = " | ".join(f"%json {json.dumps(schemas[place])}" for place in places)
+        parts = tuple((place, json.dumps(schemas[place])) for place in places)
+        with pytest.raises(UnsupportedFeature) as raised:
+            process.check(Lark(f"start: {grammar}", parts=parts))
+        return raised.value
+
+    assert refusal("tools[0]", "tools[2]", "tools[1]").param == "tools[2]"
+    assert "'uniqueItems'" in refusal("tools[0]", "tools[1]").message
+    # Neither of them is to blame for what is around them.
+    around = Lark('start: %json {"type": "object"} other', parts=(("tools[0]", '{"type": "object"}'),))
+    with pytest.raises(BadRequest) as raised:
+        process.check(around)
+    assert raised.value.param is None

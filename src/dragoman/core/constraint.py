@@ -53,12 +53,14 @@ class Regex(msgspec.Struct, frozen=True, tag="regex"):
 class Lark(msgspec.Struct, frozen=True, tag="lark"):
     """Text of a context-free grammar, in llguidance's dialect of Lark or in GBNF. It begins at ``start`` (``root``).
 
-    ``one_line``, ``is_open``: of the JSON of embedded schemas, as in ``JsonSchema``.
+    ``one_line``, ``is_open``: of the JSON of embedded schemas, as in ``JsonSchema``. ``parts``: the schemas that it was
+    made of, each after its place in the request: an error about one names that place.
     """
 
     grammar: str
     one_line: bool = False
     is_open: bool = False
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 class Choice(msgspec.Struct, frozen=True, tag="choice"):

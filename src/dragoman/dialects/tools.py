@@ -132,10 +132,12 @@ def tool_plan(
     """Return the plan for checked values.
 
     ``parallel``: several calls may be made at once. ``separate_reasoning``: a reasoning block is no content.
-    ``enforced``: calls follow a grammar though no tool is strict. ``places``: of the functions in the body. Raises
-    BadRequest, UnsupportedFeature with the field's name.
+    ``enforced``: calls follow a grammar though no tool is strict. ``places``: of the functions in the body, where their
+    schemas are the ``parameters``, or have the name that ``schema_name`` says. Raises BadRequest, UnsupportedFeature
+    with the field's name.
     """
-    _check_functions(functions, places or [f"tools[{i}].function" for i in range(len(functions))])
+    places = places or [f"tools[{i}].function" for i in range(len(functions))]
+    _check_functions(functions, places)
     marks = ReasoningMarks(card.reasoning.opening, card.reasoning.closing) if card.reasoning else None
     shape = MessageShape(reasoning=marks, separate=separate_reasoning and marks is not None)
     shown = tuple(marks) if marks and shape.separate else ()
@@ -155,10 +157,15 @@ def tool_plan(
             param="tools",
         )
     offered = [function for function in functions if function["name"] in choice.names]
+    schema_places = [
+        _schema_place(function, place)
+        for function, place in zip(functions, places, strict=True)
+        if function["name"] in choice.names
+    ]
     enforced = enforced or any(map(_is_strict, offered)) or not parallel or len(offered) < len(functions)
     constraint = None
     if choice.required or enforced:
-        constraint = _constraint(offered, choice, card.tool_calls, marks, parallel=parallel)
+        constraint = _constraint(offered, schema_places, choice, card.tool_calls, marks, parallel=parallel)
     schemas = {} if format.is_typed else {function["name"]: function["parameters"] or {} for function in offered}
     return ToolPlan(
         tools=tuple(map(_shown, functions)),
@@ -180,7 +187,7 @@ def calls_or(calls: Constraint, text: JsonObject | JsonSchema, card: ModelCard |
         lead = final_opening(card.tool_calls)
     schema = text.schema if isinstance(text, JsonSchema) else '{"type": "object"}'
     called = calls.grammar.replace("start:", "called:", 1)
-    return Lark(f"start: called | {lead} formatted\nformatted: %json {schema}\n{called}")
+    return Lark(f"start: called | {lead} formatted\nformatted: %json {schema}\n{called}", parts=calls.parts)
 
 
 def _check_functions(functions: Sequence[dict[str, Any]], places: Sequence[str]) -> None:
@@ -191,7 +198,11 @@ def _check_functions(functions: Sequence[dict[str, Any]], places: Sequence[str])
             raise BadRequest(f"Invalid '{place}.name': '{name}' is the name of another tool.", param=f"{place}.name")
         seen.add(name)
         if schema is not None and (fault := _fault(schema)):
-            raise BadRequest(f"Invalid schema for function '{name}': {fault}", param=f"{place}.parameters")
+            raise BadRequest(f"Invalid schema for function '{name}': {fault}", param=_schema_place(function, place))
+
+
+def _schema_place(function: dict[str, Any], place: str) -> str:
+    return f"{place}.{function.get('schema_name', 'parameters')}"
 
 
 def _fault(schema: dict[str, Any]) -> str | None:
@@ -222,6 +233,7 @@ def _is_strict(function: dict[str, Any]) -> bool:
 
 def _constraint(
     offered: Sequence[dict[str, Any]],
+    places: Sequence[str],
     choice: ToolChoice,
     calls: ToolCalls,
     marks: ReasoningMarks | None,
@@ -231,8 +243,14 @@ def _constraint(
     tools = [_callable(tool, choice.required) for tool in offered]
     parallel = parallel and choice.mode != "named"
     opening = marks.opening if marks else None
+    parts = [
+        (place, msgspec.json.encode(tool.arguments).decode())
+        for place, tool in zip(places, tools, strict=True)
+        if tool.arguments is not None
+    ]
     try:
-        return call_grammar(calls, tools, required=choice.required, parallel=parallel, not_opening=opening)
+        grammar = call_grammar(calls, tools, required=choice.required, parallel=parallel, not_opening=opening)
+        return msgspec.structs.replace(grammar, parts=tuple(parts))
     except UnsupportedFeature as error:
         error.param = "tools"
         raise

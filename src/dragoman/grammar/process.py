@@ -46,8 +46,8 @@ class GrammarProcess:
         )
 
     def check(self, constraint: Constraint | AfterReasoning, cancelled: Cancelled | None = None) -> str:
-        """Return the grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature with the reason,
-        and EngineUnavailable when the process was lost twice.
+        """Return the grammar that enforces the constraint. Raises BadRequest and UnsupportedFeature with the reason and
+        the place of the part that is refused, and EngineUnavailable when the process was lost twice.
 
         ``cancelled``: once it is true the result is not needed; what is raised then means nothing.
         """
@@ -58,9 +58,9 @@ class GrammarProcess:
         except ProcessFailure as failure:
             match failure.kind:
                 case "bad":
-                    raise BadRequest(failure.message) from None
+                    raise BadRequest(failure.message, param=failure.place) from None
                 case "unsupported":
-                    raise UnsupportedFeature(failure.message) from None
+                    raise UnsupportedFeature(failure.message, param=failure.place) from None
                 case "time":
                     raise UnsupportedFeature(f"it is too complex: {failure.message} to compile") from None
                 case _:

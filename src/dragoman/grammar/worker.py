@@ -6,8 +6,8 @@ and followed along random texts; one that is slow or fails never reaches the eng
 process, whose crash costs nothing: the vocabulary is shared, and the next child is a fork away.
 
 Uses the frames of ``sandbox``. The setup is ``{"time_s": …, "memory_bytes": …, "vocabulary": {...}}``; a request
-``{"constraint": …}`` (as msgspec writes it) is answered by ``{"grammar": text}`` or by ``{"error": …, "kind": …}``.
-A cancelled test ends at once.
+``{"constraint": …}`` (as msgspec writes it) is answered by ``{"grammar": text}`` or by ``{"error": …, "kind": …}``,
+with the ``"place"`` of the part that is refused. A cancelled test ends at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import msgspec
 
 from dragoman.child_process import die_with_parent
-from dragoman.core.constraint import AfterReasoning, Constraint
+from dragoman.core.constraint import AfterReasoning, Constraint, JsonSchema, Lark
 from dragoman.core.errors import BadRequest, UnsupportedFeature
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.lark import grammar_of
@@ -43,17 +43,35 @@ _CLOCK_FACTOR = 10.0
 WALKS = 4
 STEPS = 48
 WALK_S = 0.3
+PARTS_S = 0.2
+"""Of a constraint that is refused, its parts are looked at for no longer."""
 SLOW_STEP_S = 0.02
 """Three slower steps are too many: every request in the batch waits for them."""
 
 
 def answer(constraint: Any, matching: Matching) -> dict[str, str]:
-    """Return the answer to one request."""
+    """Return the answer to one request: of a constraint that is refused for one of its parts, that part's answer and
+    its place."""
+    parsed = msgspec.convert(constraint, Constraint | AfterReasoning)
+    found = _tested(parsed, matching)
+    whole = parsed.answer if isinstance(parsed, AfterReasoning) else parsed
+    if "error" in found and isinstance(whole, Lark):
+        end = time.thread_time() + PARTS_S
+        for place, schema in whole.parts:
+            alone = _tested(JsonSchema(schema, whole.one_line, whole.is_open), matching, walks=False)
+            if "error" in alone:
+                return {**alone, "place": place}
+            if time.thread_time() > end:
+                break
+    return found
+
+
+def _tested(parsed: Constraint | AfterReasoning, matching: Matching, *, walks: bool = True) -> dict[str, str]:
+    """Return the grammar of a constraint, or why it is refused."""
     try:
-        parsed = msgspec.convert(constraint, Constraint | AfterReasoning)
         # A random walk through the free text would not reach the answer after it.
         alone = grammar_of(parsed.answer if isinstance(parsed, AfterReasoning) else parsed)
-        problem = matching.problem(alone) or _walk(matching, alone)
+        problem = matching.problem(alone) or (_walk(matching, alone) if walks else "")
         grammar = grammar_of(parsed) if isinstance(parsed, AfterReasoning) else alone
         if problem := problem or matching.problem(grammar):
             return {"kind": "unsupported", "error": problem}

@@ -50,9 +50,9 @@ class ConstraintReader:
         self._trials: dict[tuple[str, Constraint | AfterReasoning], _Trial] = {}
 
     async def read(self, constraint: Constraint | AfterReasoning | None, param: str) -> str | None:
-        """Return the grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the
-        constraint; Overloaded where too many of the caller's wait, EngineUnavailable when the process for it was
-        lost twice."""
+        """Return the grammar. Raises BadConstraint and UnsupportedConstraint, with the wire's name of the constraint,
+        or of the part of it that is refused; Overloaded where too many of the caller's wait, EngineUnavailable when the
+        process for it was lost twice."""
         if constraint is None:
             return None
         answer = self._known.get(constraint)
@@ -62,6 +62,7 @@ class ConstraintReader:
             self._known.move_to_end(constraint)
         if isinstance(answer, BadRequest):
             error = UnsupportedConstraint if isinstance(answer, UnsupportedFeature) else BadConstraint
+            param = answer.param or param
             raise error(f"Invalid '{param}': {answer.message}.", param=param, reason=answer.message)
         return answer
 

@@ -49,12 +49,14 @@ Result = TypeVar("Result")
 
 
 class ProcessFailure(Exception):
-    """The request failed. ``kind`` as reported by the program, or: time (limit exceeded), memory (it crashed twice)."""
+    """The request failed. ``kind`` as reported by the program, or: time (limit exceeded), memory (it crashed twice).
+    ``place``: of the part that it failed for, where the program says so."""
 
-    def __init__(self, kind: str, message: str) -> None:
+    def __init__(self, kind: str, message: str, place: str | None = None) -> None:
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.place = place
 
 
 class ProcessLost(Exception):
@@ -239,7 +241,7 @@ class SandboxedProcess:
         if answer.get("kind") == "lost":
             raise ProcessLost(answer["error"])
         if "error" in answer:
-            raise ProcessFailure(answer["kind"], answer["error"])
+            raise ProcessFailure(answer["kind"], answer["error"], answer.get("place"))
         return dict(answer)
 
     def _time_is_up(

@@ -262,7 +262,8 @@ def test_tools_of_openais_servers_are_left_out(calling: ScriptedServer) -> None:
 def test_a_schema_that_cannot_be_enforced_is_not_unless_that_is_asked(calling: ScriptedServer) -> None:
     response = ask(calling, "No.", tools=[WEATHER, ODD])
     assert [tool["strict"] for tool in response["tools"]] == [True, False]
-    refused(post(calling, ASK | {"tools": [ODD | {"strict": True}]}), "tools", "unsupported_parameter")
+    strict = ODD | {"strict": True}
+    refused(post(calling, ASK | {"tools": [WEATHER, strict]}), "tools[1].parameters", "unsupported_parameter")
 
 
 def test_each_schema_is_tried_alone(calling: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,8 @@ def anthropic_plan(core: CoreParams, card: ModelCard, referenced: Collection[str
     shown = [tool for tool in tools if not tool["defer_loading"]]
     if tools and not shown:
         raise BadRequest("tools: at least one tool must not have `defer_loading`", param="tools")
-    callable_tools = [tool for tool in tools if not tool["defer_loading"] or tool["name"] in referenced]
+    called = [i for i, tool in enumerate(tools) if not tool["defer_loading"] or tool["name"] in referenced]
+    callable_tools = [tools[i] for i in called]
     wanted = _choice(choice, [tool["name"] for tool in callable_tools])
     plan = tool_plan(
         [_function(tool) for tool in callable_tools],
@@ -37,6 +38,7 @@ def anthropic_plan(core: CoreParams, card: ModelCard, referenced: Collection[str
         parallel=parallel is not False,
         separate_reasoning=True,
         enforced=True,
+        places=[f"tools.{i}" for i in called],
     )
     # A tool that appears later would change the head of the prompt, which is computed.
     visible = {tool["name"] for tool in shown}
@@ -68,4 +70,5 @@ def _function(tool: dict[str, Any]) -> dict[str, Any]:
         "description": tool["description"],
         "parameters": tool["input_schema"],
         "strict": tool["strict"],
+        "schema_name": "input_schema",
     }

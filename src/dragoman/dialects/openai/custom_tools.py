@@ -46,7 +46,8 @@ def as_function(tool: dict[str, Any], path: Path) -> tuple[dict[str, Any], list[
     text, more, reported = custom_format(tool, path)
     description = "\n\n".join(filter(None, (tool.get("description"), more))) or None
     parameters = input_schema(text)
-    return {"name": tool["name"], "description": description, "parameters": parameters, "strict": True}, reported
+    function = {"name": tool["name"], "description": description, "parameters": parameters, "strict": True}
+    return {**function, "schema_name": "format"}, reported
 
 
 _OPENING = re.compile(r'\s*\{\s*"' + INPUT + r'"\s*:\s*"')

@@ -143,7 +143,8 @@ def _add_callable(
         strict = member_of(tool, "strict", FLAG, path)
         kept = {**tool, "description": description, "parameters": parameters, "strict": strict}
     found.reported += [f"{place}.{member}" for member in WITHOUT_EFFECT if tool.get(member)]
-    found.functions.append({"name": shown, "description": description, "parameters": parameters, "strict": strict})
+    function = {"name": shown, "description": description, "parameters": parameters, "strict": strict}
+    found.functions.append(function | ({"schema_name": "format"} if is_custom else {}))
     found.places.append(place)
     found.called[shown] = CalledTool(name, namespace, is_custom)
     found.of.append(kept)
