@@ -7,6 +7,7 @@ Nothing is queued, computed or kept.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -120,8 +121,9 @@ def _described(name: str) -> str:
 @functools.cache
 def _descriptions() -> dict[str, str]:
     found: dict[str, str] = {}
-    attributes = (SamplingParams.__doc__ or "").partition("Attributes:\n")[2]
-    for entry in re.split(r"\n {8}(?=\S)", "\n" + attributes.rstrip()):
+    # Python 3.13 takes the indent off docstrings, earlier ones leave it.
+    attributes = inspect.cleandoc(SamplingParams.__doc__ or "").partition("Attributes:\n")[2]
+    for entry in re.split(r"\n {4}(?=\S)", "\n" + attributes.rstrip()):
         names, _, text = " ".join(entry.split()).partition(": ")
         for name in names.split(", "):
             found[name] = text[:1].upper() + text[1:]
