@@ -104,6 +104,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if collection_path.is_dir():
         return collection_path.name in VERBS or None
+    if collection_path.suffix != ".py":
+        return None
     return SLOW.search(collection_path.read_text("utf-8")) is not None or None
 
 
