@@ -19,6 +19,7 @@ from dragoman.core.errors import DragomanError
         ({"options": ["--port=1"]}, "--port"),
         ({"options": ["--host", "0.0.0.0"]}, "--host"),
         ({"options": ["--cluster-secret-file=x"]}, "--cluster-secret-file"),
+        ({"options": ["--tls-key=x"]}, "--tls-key"),
         ({"max_replicas": 3}, "min_replicas"),
         ({"min_replicas": 4, "max_replicas": 3}, "min_replicas"),
         ({"secret": "short"}, "secret"),
@@ -41,6 +42,9 @@ def test_the_command_line_becomes_the_arguments() -> None:
     assert settings.options[1:] == ("--max-context=512",)
     assert (settings.replicas, settings.min_replicas, settings.max_replicas) == (3, 1, 5)
     assert settings.replica_host == "127.0.0.1"
+    assert settings.tls_cert is None
+    certified = settings_of(None, ClusterOptions(tls_cert="cert.pem", tls_key="key.pem"))
+    assert all(each and each.startswith("/") for each in (certified.tls_cert, certified.tls_key))
 
 
 def test_other_machines_need_keys() -> None:

@@ -96,8 +96,8 @@ def settings_of(model: str | None, cluster: ClusterOptions) -> ClusterSettings:
         "drain_s": cluster.drain_s,
         "dialect": cluster.dialect,
         "insecure": cluster.insecure,
-        "tls_cert": cluster.tls_cert,
-        "tls_key": cluster.tls_key,
+        "tls_cert": cluster.tls_cert and os.path.abspath(cluster.tls_cert),
+        "tls_key": cluster.tls_key and os.path.abspath(cluster.tls_key),
     }
     if cluster.ray_address is None:
         fields["replica_host"] = "127.0.0.1"

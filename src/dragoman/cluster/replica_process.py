@@ -17,7 +17,7 @@ from typing import Any
 
 from dragoman.child_process import start_child
 from dragoman.cluster.replica_state import Replica, read_state
-from dragoman.cluster.settings import ClusterSettings
+from dragoman.cluster.settings import OWN_OPTIONS, ClusterSettings
 from dragoman.cluster.upstream import ReplicaLost, ReplicaPool
 from dragoman.core.errors import DragomanError
 from dragoman.server.keys import reaches_others
@@ -61,7 +61,7 @@ class ReplicaProcess:
         self.replica = replica = Replica(self._name, self._host, port)
         with (folder / "log").open("wb") as log:
             command = self._command(port, str(secret_file))
-            environment = {**os.environ, "DRAGOMAN_REPLICA": self._name}
+            environment = {**without_own(os.environ), "DRAGOMAN_REPLICA": self._name}
             self._process = start_child(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
         deadline = time.monotonic() + self._settings.start_s
         while True:
@@ -136,6 +136,13 @@ class ReplicaProcess:
             self._process.kill()
             self._process.wait()
         self._folder.cleanup()
+
+
+def without_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables of options that a replica gets from its cluster: they are meant for
+    the ingress."""
+    own = {f"DRAGOMAN_{option.removeprefix('--').replace('-', '_').upper()}" for option in OWN_OPTIONS}
+    return {name: value for name, value in environment.items() if name not in own}
 
 
 def free_port(host: str, ports: tuple[int, int] | None) -> int:

@@ -13,7 +13,17 @@ from dragoman.server.settings import DialectName
 
 Count = Annotated[int, Meta(ge=1)]
 Seconds = Annotated[float, Meta(gt=0)]
-OWN_OPTIONS = ("--host", "--port", "--uds", "--cluster-secret-file", "--metrics-port", "--tls-cert", "--public")
+OWN_OPTIONS = (
+    "--host",
+    "--port",
+    "--uds",
+    "--cluster-secret-file",
+    "--metrics-port",
+    "--tls-cert",
+    "--tls-key",
+    "--tls-key-password-file",
+    "--public",
+)
 """Options of ``dragoman serve`` that a replica gets from its cluster."""
 
 

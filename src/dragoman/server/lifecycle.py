@@ -253,6 +253,8 @@ def certificates_of(network: NetworkSettings) -> Certificates | None:
         if network.tls_key is not None or network.tls_key_password_file is not None:
             raise DragomanError("--tls-key needs --tls-cert, the certificate that it belongs to")
         return None
+    if network.cluster_secret_file is not None:
+        raise DragomanError("--tls-cert is the ingress's: a server of a cluster speaks plain HTTP with its ingress")
     return Certificates(network.tls_cert, network.tls_key, network.tls_key_password_file)
 
 
