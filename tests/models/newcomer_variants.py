@@ -55,6 +55,17 @@ _LAGUNA = family_config(
     sliding_window=20,
     layer_types=_SLIDING,
 )
+_MIMO_V2 = family_config(
+    "MiMoV2FlashForCausalLM",
+    "mimo_v2_flash",
+    **_ROUTED,
+    head_dim=96,
+    v_head_dim=64,
+    n_routed_experts=6,
+    num_attention_heads=4,
+    num_key_value_heads=1,
+    sliding_window=20,
+)
 _COHERE2_MOE = family_config("Cohere2MoeForCausalLM", "cohere2_moe", head_dim=24, num_experts=6, sliding_window=20)
 
 NEWCOMERS: dict[str, Config] = {
@@ -103,6 +114,22 @@ NEWCOMERS: dict[str, Config] = {
             },
             "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         },
+    },
+    "mimo-v2": _MIMO_V2,
+    "mimo-v2-options": _MIMO_V2
+    | {"layer_types": _SLIDING, "mlp_layer_types": ["sparse", "dense", "sparse"], "v_head_dim": 64}
+    | {"attention_value_scale": None, "attention_bias": True, "n_group": 3, "topk_group": 2, "head_dim": 64}
+    | {"routed_scaling_factor": 1.5, "norm_topk_prob": False}
+    | {
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "linear",
+                "factor": 2.0,
+                "rope_theta": 3000.0,
+                "partial_rotary_factor": 0.25,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        }
     },
     "cohere2-moe": _COHERE2_MOE
     | {"num_shared_experts": 2, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 50, "logit_scale": 0.3},

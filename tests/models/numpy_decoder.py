@@ -176,7 +176,8 @@ class NumpyDecoder:
         q = q.reshape(tokens, spec.heads, spec.head_dim)
         if module == "query":
             k = v = np.zeros((tokens, spec.kv_heads, spec.head_dim), np.float32)
-        k, v = (part.reshape(tokens, spec.kv_heads, spec.head_dim) for part in (k, v))
+        k = k.reshape(tokens, spec.kv_heads, spec.head_dim)
+        v = v.reshape(tokens, spec.kv_heads, -1) * np.float32(spec.value_scale)
         if (rope := spec.rope(layer)) is not None:
             q, k = (rotate(part, rope) for part in (q, k))
         if norm is not None and norm.rotated:
@@ -208,7 +209,7 @@ class NumpyDecoder:
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         total = weights.sum(-1).T[:, :, None]
-        if spec.sinks:
+        if spec.has_sinks(layer):
             total = total + np.exp(self.weights[at + "sinks.weight"][:, None] - scores.max(-1)).T[:, :, None]
         if not own:
             mixed = np.einsum("hqk,khd->qhd", self.round_query(weights), v)
@@ -220,7 +221,7 @@ class NumpyDecoder:
                 most - scores.max(-1, keepdims=True)
             ).swapaxes(0, 1)
             mixed = mixed + np.einsum("hqk,khd->qhd", np.where(is_own, 0, weights), v)
-        mixed = (mixed / total).reshape(tokens, spec.query_width)
+        mixed = (mixed / total).reshape(tokens, spec.mixed_width)
         if spec.attention_gate is not None:
             gate = np.logaddexp(0, gate).astype(np.float32) if spec.attention_gate.softplus else sigmoid(gate)
             mixed = mixed * (np.repeat(gate, spec.head_dim, axis=1) if spec.attention_gate.by_head else gate)

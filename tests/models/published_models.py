@@ -322,6 +322,7 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         | {"num_attention_heads_per_layer": [48, 64, 64, 64] * 10, "layer_types": [_FULL, *[_LOCAL] * 3] * 10},
         33_442_617_088,
     ),
+    "MiMo-V2-Flash": ({"architectures": ["MiMoV2FlashForCausalLM"]}, 308_778_780_864),
     "Aya Vision 8B": (
         {"architectures": ["AyaVisionForConditionalGeneration"]}
         | {"text_config": _sizes("", 4096, 32, 32, 8, 14336, 256000, model_type="cohere2", head_dim=128)},

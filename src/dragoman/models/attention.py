@@ -7,7 +7,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dragoman import kernels
 from dragoman.models.layer_buffers import LayerBuffers, Stream
 from dragoman.models.optional_parts import AttentionGate
 from dragoman.models.parameters import attention_module
@@ -56,11 +55,18 @@ def record_attention(recorder: AttentionRecorder, layer: int, stream: Stream, x:
     module = attention_module(spec, layer)
     keys = spec.query_width + spec.gate_width
     values = keys + spec.kv_width
-    projected = recorder.buffers.narrowed(widest, recorder.weights.matrix(module, layer).shape[0])
+    width = recorder.weights.matrix(module, layer).shape[0]
+    projected = recorder.buffers.narrowed(widest, width)
+    if spec.narrow_values:
+        projected = recorder.buffers.part("projected", width)
     recorder.linear(projected, x, module, layer)
     qkv = projected if module == "query" else recorder.buffers.narrowed(widest, values + spec.kv_width)
     if module == "query_key":
         p.join(qkv, projected, projected, keys)
+    if spec.narrow_values:
+        _widen_values(recorder, spec, projected, values, qkv, widest)
+    if spec.value_scale != 1.0:
+        p.scale(qkv, spec.value_scale, values, spec.kv_width)
     if spec.qkv_clip:
         p.clip(qkv, spec.qkv_clip)
     norm = spec.head_normed(layer)
@@ -81,11 +87,12 @@ def record_attention(recorder: AttentionRecorder, layer: int, stream: Stream, x:
     place = recorder.kv_layers[spec.kv_source(layer)] if recorder.causal else 0
     if module != "query":
         p.write_kv(qkv, keys, values, place)
-    mixed = recorder.buffers.narrowed(stream.mixed, spec.query_width)
+    mixed = recorder.buffers.narrowed(stream.mixed, spec.mixed_width)
+    whole = recorder.buffers.part("whole values", spec.query_width) if spec.narrow_values else mixed
     window = spec.windows[layer] if spec.windows[layer] < recorder.context else 0
     slopes = spec.alibi_slopes or None
     p.attend(
-        mixed,
+        whole,
         qkv,
         0,
         spec.heads,
@@ -96,10 +103,13 @@ def record_attention(recorder: AttentionRecorder, layer: int, stream: Stream, x:
         slopes=slopes,
         bias=_relative_bias(recorder, layer),
         causal=recorder.causal,
-        sinks=recorder.weights.vector("sinks", layer) if spec.sinks else None,
+        sinks=recorder.weights.vector("sinks", layer) if spec.has_sinks(layer) else None,
         chunk=spec.chunks[layer] if spec.chunks else 0,
         both_ways=not (spec.vision and spec.vision.both_ways_in_windows) or bool(spec.windows[layer]),
     )
+    if spec.narrow_values:
+        shorter = recorder.buffers.head_matrix(spec.heads, spec.narrow_values, spec.head_dim)
+        p.head_linear(mixed, whole, shorter, spec.heads)
     if spec.attention_gate is not None:
         _gate(recorder, spec, spec.attention_gate, mixed, qkv)
     if spec.block.inner_norms:
@@ -107,9 +117,22 @@ def record_attention(recorder: AttentionRecorder, layer: int, stream: Stream, x:
     return mixed
 
 
+def _widen_values(
+    recorder: AttentionRecorder, spec: DecoderSpec, projected: int, values: int, qkv: int, widest: int
+) -> None:
+    """Record ``qkv``, which ends with values as wide as keys, of narrow ones, which end ``projected``."""
+    p, heads, buffer = recorder.program, spec.kv_heads, recorder.buffers.part
+    narrow, wide = buffer("narrow values", heads * spec.narrow_values), buffer("wide values", spec.kv_width)
+    front = recorder.buffers.narrowed(widest, values)
+    p.copy_columns(front, projected, 0)
+    p.copy_columns(narrow, projected, values)
+    p.head_linear(wide, narrow, recorder.buffers.head_matrix(heads, spec.head_dim, spec.narrow_values), heads)
+    p.join(qkv, front, wide)
+
+
 def _gate(recorder: AttentionRecorder, spec: DecoderSpec, gate: AttentionGate, mixed: int, qkv: int) -> None:
     """Record mixed = mixed · act(gates), which follow the queries in ``qkv``."""
-    p, buffer, heads, width = recorder.program, recorder.buffers.gate, spec.heads, spec.gate_width
+    p, buffer, heads, width = recorder.program, recorder.buffers.part, spec.heads, spec.gate_width
     gates, start = qkv, spec.query_width
     if gate.softplus:  # the steps of a recurrence, after its decays
         steps, none = buffer("steps", 2 * width), np.zeros(width, np.float32)
@@ -118,7 +141,7 @@ def _gate(recorder: AttentionRecorder, spec: DecoderSpec, gate: AttentionGate, m
     if gate.by_head:
         narrow, wide = buffer("narrow", heads), buffer("wide", spec.query_width)
         p.copy_columns(narrow, gates, start)
-        p.head_linear(wide, narrow, kernels.pack(np.ones((spec.query_width, 1), np.float32), "float32"), heads)
+        p.head_linear(wide, narrow, recorder.buffers.head_matrix(heads, spec.head_dim, 1, ones=True), heads)
         gates, start = wide, 0
     p.multiply(mixed, 0, mixed, 0, gates, start, spec.query_width, "plain" if gate.softplus else "sigmoid")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from dragoman import kernels
 from dragoman.models.spec import DecoderSpec
@@ -27,7 +28,8 @@ class LayerBuffers:
     def __init__(self, spec: DecoderSpec, program: kernels.Program) -> None:
         self.spec, self.program = spec, program
         self._narrow: dict[tuple[int, int], int] = {}
-        self._gates: dict[tuple[str, int], int] = {}
+        self._parts: dict[tuple[str, int], int] = {}
+        self._constants: dict[tuple[int, int, int, bool], kernels.PackedMatrix] = {}
 
     def stream(self) -> Stream:
         """Allocate buffers, sharing memory where one is unused before the other is written: 27 MB of 68 for Llama 3.2
@@ -55,11 +57,20 @@ class LayerBuffers:
             return stream.wide
         return self._buffer(self._widest("projected_width"), over=stream.wide)
 
-    def gate(self, name: str, width: int) -> int:
-        """Return a buffer of this width that all layers use for what gates attention's output."""
-        if (name, width) not in self._gates:
-            self._gates[name, width] = self.program.buffer(width)
-        return self._gates[name, width]
+    def part(self, name: str, width: int) -> int:
+        """Return a buffer of this width that all layers use for a part of attention's mathematics, by its name."""
+        if (name, width) not in self._parts:
+            self._parts[name, width] = self.program.buffer(width)
+        return self._parts[name, width]
+
+    def head_matrix(self, heads: int, rows: int, columns: int, *, ones: bool = False) -> kernels.PackedMatrix:
+        """Return a constant matrix for ``head_linear``, which all layers use: it shortens each head, or adds zeros to
+        it; with ``ones`` it adds up the numbers of each."""
+        key = (heads, rows, columns, ones)
+        if key not in self._constants:
+            block = np.ones((rows, columns), np.float32) if ones else np.eye(rows, columns, dtype=np.float32)
+            self._constants[key] = kernels.pack(np.tile(block, (heads, 1)), "float32")
+        return self._constants[key]
 
     def narrowed(self, buffer: int, width: int) -> int:
         """Return a buffer of this width in the memory of one that is at least as wide."""
@@ -80,9 +91,11 @@ class LayerBuffers:
         return self.program.buffer(width, over if fits else None)
 
 
-def gate_floats(spec: DecoderSpec) -> int:
-    """Return the numbers one token takes in gates of attention other than those that are only multiplied."""
-    gate = spec.attention_gate
-    if gate is None or not (gate.by_head or gate.softplus):
-        return 0
-    return 2 * spec.gate_width * gate.softplus + (spec.heads + spec.query_width) * gate.by_head
+def part_floats(spec: DecoderSpec) -> int:
+    """Return the numbers one token takes in parts of attention: gates that are not only multiplied, narrow values."""
+    gate, floats = spec.attention_gate, 0
+    if spec.narrow_values:
+        floats += spec.kv_heads * spec.narrow_values + spec.kv_width + spec.projected_width + spec.query_width
+    if gate is not None:
+        floats += 2 * spec.gate_width * gate.softplus + (spec.heads + spec.query_width) * gate.by_head
+    return floats

@@ -267,17 +267,18 @@ def _attention_parameters(spec: DecoderSpec, layer: int) -> list[Parameter]:
     apart = spec.attention_gate is not None and spec.attention_gate.by_head
     query = (spec.query_width, spec.gate_width) if apart else (spec.query_width + spec.gate_width,)
     module = attention_module(spec, layer)
-    widths = (spec.kv_width,) * {"query": 0, "query_key": 1, "qkv": 2}[module]
-    found = _linear(module, layer, query + widths, spec.width, spec.qkv_bias)
+    keys_and_values = (spec.kv_width, spec.kv_heads * (spec.narrow_values or spec.head_dim))
+    widths = query + keys_and_values[: {"query": 0, "query_key": 1, "qkv": 2}[module]]
+    found = _linear(module, layer, widths, spec.width, spec.qkv_bias)
     if (norm := spec.head_normed(layer)) and norm.weighted:
         found += _head_norms(spec, norm, layer)
-    if spec.sinks:
+    if spec.has_sinks(layer):
         found.append(Parameter("sinks", "weight", layer, (spec.heads,), (spec.heads,), False))
     if spec.relative_bias is not None and spec.relative_bias.by_layer:
         found.append(_relative_bias(spec, spec.relative_bias, layer))
     if spec.block.inner_norms:
         found += _norm(spec, "attention_inner_norm", layer, spec.query_width)
-    return found + _linear("attention_out", layer, (spec.width,), spec.query_width, spec.attention_out_bias)
+    return found + _linear("attention_out", layer, (spec.width,), spec.mixed_width, spec.attention_out_bias)
 
 
 def _latent_parameters(spec: DecoderSpec, latent: Latent, layer: int) -> list[Parameter]:

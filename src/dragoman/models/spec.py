@@ -244,7 +244,9 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
             0: all of them.
         chunks: for each layer the size of chunks of positions, of which a token sees its own only (Llama 4); 0: there
             are none; empty: in no layer.
-        sinks: each head has one more score in its softmax, which weighs no value (gpt-oss).
+        sinks: each head has one more score in its softmax, which weighs no value (gpt-oss); or layers where it does.
+        narrow_values: size of a head's value where it is less than its key's: kept with zeros after it; 0: it is not.
+        value_scale: factor of values (MiMo-V2-Flash).
         attention_scales: factor of query · key for each layer. attention_softcap: cap · tanh(scores / cap) of these
             scores (Gemma 2); 0: none.
         alibi_slopes: for each head, how much a score falls per position of distance (Press et al. 2021, ALiBi,
@@ -300,7 +302,9 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     query_scale: QueryScale | None = None
     windows: tuple[int, ...]
     chunks: tuple[int, ...] = ()
-    sinks: bool = False
+    sinks: bool | tuple[int, ...] = False
+    narrow_values: int = 0
+    value_scale: float = 1.0
     attention_scales: tuple[float, ...]
     attention_softcap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
@@ -367,7 +371,7 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def mixed_width(self) -> int:
         """Width of attention's result, before its projection."""
-        return self.heads * (self.head_dim if self.latent is None else self.latent.value)
+        return self.heads * ((self.narrow_values or self.head_dim) if self.latent is None else self.latent.value)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
@@ -475,6 +479,10 @@ class DecoderSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Return the norm of a layer's queries and keys; None where it has none."""
         norm = self.head_norm
         return norm if norm is None or norm.layers is None or layer in norm.layers else None
+
+    def has_sinks(self, layer: int) -> bool:
+        """Return whether the heads of a layer have one more score."""
+        return self.sinks if isinstance(self.sinks, bool) else layer in self.sinks
 
     def routed(self, layer: int) -> Experts | None:
         """Return the experts of a layer; None where it has one network for all tokens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dragoman.models.latent import buffer_floats
-from dragoman.models.layer_buffers import gate_floats
+from dragoman.models.layer_buffers import part_floats
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
 
@@ -35,7 +35,7 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     stream = normal * spec.width + projected + mixed
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
     kinds = {mixer for mixer in spec.mixers if mixer is not None}
-    stream += sum(mixer.buffers for mixer in kinds) + gate_floats(spec)
+    stream += sum(mixer.buffers for mixer in kinds) + part_floats(spec)
     qkv = spec.projected_width
     if spec.latent is not None:
         stream += buffer_floats(spec, spec.latent)

@@ -20,7 +20,6 @@ MISSING: dict[str, str] = {
     "InklingForConditionalGeneration": "biases of scores that depend on the query, and convolutions in attention",
     "JetMoeForCausalLM": "experts in attention",
     "Kolibri1ForCausalLM": "experts that are chosen by biased logits",
-    "MiMoV2FlashForCausalLM": "values that are narrower than keys, and sinks in some layers only",
     "MistralLarge4ForConditionalGeneration": f"{_INDEXER}, trained rotations, and queries scaled by their position",
     "MuseSparkForConditionalGeneration": "experts of another width than the stream, and gates of the stream",
     "Qwen4ExpForCausalLM": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",

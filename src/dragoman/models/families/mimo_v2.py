@@ -1,0 +1,146 @@
+"""MiMo-V2-Flash: values narrower than keys, twice as many of them where attention has a window, and sinks there."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec.structs import replace
+
+from dragoman.core.errors import ModelError
+from dragoman.models.config import Config
+from dragoman.models.families.family import Family
+from dragoman.models.families.llama import llama_like
+from dragoman.models.families.scored_mixtures import DEEPSEEK_NAMES, DEEPSEEK_STACKS, deepseek_experts
+from dragoman.models.optional_parts import LayerSizes
+from dragoman.models.rope import Rope
+from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
+from dragoman.models.spec import DecoderSpec, Experts
+
+_BLOCK = 32
+"""Numbers of keys and values that differ in size come in multiples of this: a limit of the kernels."""
+
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 152_576,
+    "hidden_size": 4096,
+    "intermediate_size": 16_384,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "n_routed_experts": 256,
+    "max_position_embeddings": 131_072,
+    "head_dim": 192,
+    "v_head_dim": 128,
+}
+_THETAS = (5_000_000.0, 10_000.0)
+_ROTATED = 0.334
+
+
+def _read_mimo_v2(config: Config) -> DecoderSpec:
+    config = config.over(_DEFAULTS | {"rms_norm_eps": config.value("layernorm_epsilon", 1e-5)})
+    _refuse_other_sizes(config)
+    config.refuse("scoring_func", "sigmoid")
+    config.refuse("topk_method", "noaux_tc")
+    config.refuse("add_full_attention_sink_bias", False)
+    config.refuse("add_swa_attention_sink_bias", True)
+    layers = config.size("num_hidden_layers")
+    slides = _read_kinds(config, layers)
+    # Published configs count the positions before a token's own.
+    before = config.value("sliding_window_size")
+    window = config.size("sliding_window", 129) if before is None else config.size("sliding_window_size") + 1
+    values, head_dim = config.size("v_head_dim"), config.size("head_dim")
+    if values > head_dim or (values < head_dim and (values % _BLOCK or head_dim % _BLOCK)):
+        raise ModelError(
+            f"config.json: values of {values} numbers (v_head_dim) beside keys of {head_dim} (head_dim) are not "
+            f"supported: known are as many, or less, both multiples of {_BLOCK}"
+        )
+    spec = llama_like(
+        config,
+        architecture="MiMoV2FlashForCausalLM",
+        qkv_bias=config.flag("attention_bias", False),
+        narrow_values=values if values < head_dim else 0,
+        value_scale=_read_scale(config),
+        sinks=tuple(layer for layer in range(layers) if slides[layer]),
+        experts=_read_experts(config, layers),
+        windows=tuple(window if sliding else 0 for sliding in slides),
+        ropes=(),
+    )
+    full, local = _read_ropes(config, spec)
+    more = config.size("swa_num_key_value_heads", 2 * spec.kv_heads)
+    if spec.heads % more:
+        raise ModelError(f"config.json: {spec.heads} query heads cannot share {more} key-value heads evenly")
+    sizes = tuple(
+        LayerSizes(kv_heads=more if sliding else spec.kv_heads, head_dim=head_dim, feed_forward=spec.feed_forward)
+        for sliding in slides
+    )
+    ropes = tuple(local if sliding else full for sliding in slides)
+    return replace(spec, ropes=ropes, context=full.scaling.context(spec.context), sizes=sizes)
+
+
+def _refuse_other_sizes(config: Config) -> None:
+    """Raise ModelError where layers with a window have other heads than keys and values: no published model does."""
+    for key in ("num_attention_heads", "head_dim", "v_head_dim"):
+        config.refuse(f"swa_{key}", config.size(key))
+
+
+def _read_scale(config: Config) -> float:
+    is_given = "attention_value_scale" in config.values
+    scale = config.value("attention_value_scale")  # null: none; absent: the published one
+    return (1.0 if is_given else 0.707) if scale is None else config.number("attention_value_scale", 1.0)
+
+
+def _read_kinds(config: Config, layers: int) -> tuple[bool, ...]:
+    """Return for each layer whether it has a window."""
+    found = config.choices("layer_types", layers, {"full_attention": False, "sliding_attention": True})
+    if found is None:
+        found = _read_numbers(config, "hybrid_layer_pattern", layers)
+    return found or tuple(bool(layer and (layer + 1) % 6) for layer in range(layers))
+
+
+def _read_numbers(config: Config, key: str, layers: int) -> tuple[bool, ...] | None:
+    """Return a list of 0 and 1, as published configs have it; None where it is absent."""
+    value = config.value(key)
+    if value is None:
+        return None
+    listed = value if isinstance(value, list) else []
+    if len(listed) != layers or not all(type(each) is int and each in (0, 1) for each in listed):
+        raise ModelError(f"config.json: {key} must have {layers} numbers, each 0 or 1")
+    return tuple(map(bool, listed))
+
+
+def _read_ropes(config: Config, spec: DecoderSpec) -> tuple[Rope, Rope]:
+    """Return the rotations of layers with full attention and of those with a window."""
+    full, local = blocks_by_layer_type(config)
+    if (theta := config.value("swa_rope_theta")) is not None:
+        local.setdefault("rope_theta", theta)
+    local.setdefault("rope_theta", _THETAS[1])  # the config's own is of the others
+    return (
+        read_rope_block(config, full, spec.head_dim, spec.context, theta=_THETAS[0], partial=_ROTATED),
+        read_rope_block(config, local, spec.head_dim, spec.context, theta=_THETAS[1], partial=_ROTATED),
+    )
+
+
+def _read_experts(config: Config, layers: int) -> Experts:
+    config.refuse("n_shared_experts", 0)
+    kinds = config.choices("mlp_layer_types", layers, {"dense": False, "sparse": True})
+    if kinds is None:
+        kinds = _read_numbers(config, "moe_layer_freq", layers)
+    routed = kinds or tuple(layer > 0 for layer in range(layers))
+    experts = deepseek_experts(config.having({"n_shared_experts": 0}), dense=1, normalized=True)
+    return replace(experts, dense_layers=tuple(layer for layer in range(layers) if not routed[layer]))
+
+
+FAMILIES: dict[str, Family] = {
+    "MiMoV2FlashForCausalLM": Family(
+        _read_mimo_v2,
+        DEEPSEEK_NAMES | {"sinks": ("model.layers.{layer}.self_attn.sinks",)},
+        "mimo_v2_flash",
+        base="model.",
+        aliases=((r"\.self_attn\.attention_sink_bias$", ".self_attn.sinks"),),
+        other_names=DEEPSEEK_STACKS,
+        ignored=re.compile(r"mtp\..*"),
+        title="MiMo-V2-Flash",
+        examples=("XiaomiMiMo/MiMo-V2-Flash",),
+    ),
+}
