@@ -204,6 +204,31 @@ def describe_afmoe(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_rope_dimension_count(config.head_dim)
 
 
+def describe_mimo(writer: gguf.GGUFWriter, config: Any) -> None:
+    """As the converter writes it, with a block that predicts a further token."""
+    slides = [kind == "sliding_attention" for kind in config.layer_types] + [True]
+    writer.add_block_count(len(slides))
+    writer.add_nextn_predict_layers(1)
+    writer.add_head_count_kv([config.num_key_value_heads * (1 + each) for each in slides])
+    writer.add_sliding_window(config.sliding_window - 1)
+    writer.add_sliding_window_pattern(slides)
+    writer.add_value_length(config.v_head_dim)
+    writer.add_float32("mimo2.attention.value_scale", config.attention_value_scale)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_rope_dimension_count(
+        int(config.head_dim * config.rope_parameters["full_attention"]["partial_rotary_factor"])
+    )
+    writer.add_rope_freq_base_swa(config.rope_parameters["sliding_attention"]["rope_theta"])
+
+
+def name_sinks(weights: Weights) -> Weights:
+    """Sinks, whose names have an ending in files, and a tensor of the block after the last layer."""
+    found = {f"{name}.weight" if name.endswith(".sinks") else name: v for name, v in rename_choice(weights).items()}
+    return found | {"blk.3.attn_norm.weight": np.ones(64, np.float32)}
+
+
 def describe_laguna(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_head_count(config.num_attention_heads_per_layer)
@@ -318,6 +343,7 @@ _M1 = VARIANTS["laguna-by-element"] | {
 }
 
 CASES = {
+    "mimo2": Case("mimo2", VARIANTS["mimo-v2"], describe_mimo, gather=name_sinks),
     "laguna": Case("laguna", _XS, describe_laguna, gather=name_gates, names_of="dots1"),
     "laguna-m1": Case("laguna", _M1, describe_laguna, gather=name_gates, names_of="dots1"),
     "cohere2moe": Case("cohere2moe", _COHERE, describe_cohere, gather=stack_experts, names_of="glm4moe"),

@@ -293,14 +293,14 @@ def share_of_head(rotated: int, head_dim: int) -> float:
     return rotated / head_dim if int(rotated / head_dim * head_dim) == rotated else (rotated + 0.5) / head_dim
 
 
-def by_layer(keys: Metadata, key: str, layers: int) -> list[int]:
-    """Return a size of each layer: one for all, or an array."""
+def by_layer(keys: Metadata, key: str, layers: int, least: int = 1) -> list[int]:
+    """Return a size of each layer, at least ``least``: one for all, or an array."""
     value = keys.value(key)
     if not isinstance(value, np.ndarray):
         return [keys.size(key)] * layers
     found = [int(each) for each in keys.numbers(key, layers)]  # type: ignore[union-attr]
-    if value.dtype.kind not in "iu" or not all(0 < each < 2**31 for each in found):
-        raise keys.file.fail(key, "must be positive integers")
+    if value.dtype.kind not in "iub" or not all(least <= each < 2**31 for each in found):
+        raise keys.file.fail(key, f"must be integers from {least}")
     return found
 
 

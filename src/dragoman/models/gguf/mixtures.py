@@ -1,5 +1,5 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Laguna, Ling 2 and Command A+."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Laguna, MiMo-V2-Flash, Ling 2 and Command A+."""
 
 from __future__ import annotations
 
@@ -82,6 +82,9 @@ _AFMOE_NAMES = names.LLAMA | EXPERTS | _AFTER_ATTENTION | {
     "blk.ffn_gate_inp": f"{_LAYER}mlp.router.gate",
     "blk.exp_probs_b": f"{_LAYER}mlp.expert_bias",
 }  # fmt: skip
+_MIMO_SCALE = 0.707
+"""Factor of values in the published model, which files of earlier converters do not say."""
+_MIMO_NAMES = names.LLAMA | EXPERTS | {"blk.attn_sinks": f"{_LAYER}self_attn.sinks"}
 _LAGUNA_NAMES = names.LLAMA | EXPERTS | {"blk.attn_gate": f"{_LAYER}self_attn.g_proj"}
 _LAGUNA_SIZES = {theirs: ours for theirs, ours in SIZES.items() if theirs != "attention.head_count"}
 _LAGUNA_PERIOD = 4
@@ -289,6 +292,44 @@ def _afmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     }  # fmt: skip
 
 
+def _mimo_v2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
+    """Return a config of MiMo-V2-Flash. Arrays have numbers of the blocks that predict further tokens, too."""
+    keys.refuse(_SCORES, SIGMOID, 0)
+    layers, blocks = config["num_hidden_layers"], keys.size("block_count")
+    counts = by_layer(keys, "attention.head_count_kv", blocks)[:layers]
+    slides = [bool(each) for each in by_layer(keys, "attention.sliding_window_pattern", blocks, least=0)[:layers]]
+    full, sliding = ({n for n, s in zip(counts, slides, strict=True) if s is kind} for kind in (False, True))
+    if max(len(full), len(sliding)) > 1:
+        raise keys.file.fail("attention.head_count_kv", "differs between layers in a way that is not supported")
+    head_dim, heads_kv = keys.size("attention.key_length"), min(full or sliding)
+    scaled = keys.is_on("expert_weights_scale")
+    return rms(keys) | {
+        "num_key_value_heads": heads_kv,
+        "swa_num_key_value_heads": min(sliding or full),
+        "head_dim": head_dim,
+        "v_head_dim": keys.size("attention.value_length", head_dim),
+        "attention_value_scale": keys.number("attention.value_scale", _MIMO_SCALE),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
+        "mlp_layer_types": [
+            "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "dense" for layer in range(layers)
+        ],
+        "sliding_window_size": keys.size("attention.sliding_window"),
+        "rope_scaling": None,
+        "rope_parameters": {
+            "full_attention": _rope_by_type(keys, "", head_dim, config),
+            "sliding_attention": _rope_by_type(keys, "_swa", head_dim, config, "rope.dimension_count"),
+        },
+        "n_routed_experts": keys.size("expert_count"),
+        "num_experts_per_tok": keys.size("expert_used_count"),
+        "moe_intermediate_size": keys.size("expert_feed_forward_length"),
+        "norm_topk_prob": keys.flag("expert_weights_norm", True),
+        "routed_scaling_factor": keys.number("expert_weights_scale") if scaled else 1.0,
+        "n_group": keys.count("expert_group_count") or 1,
+        "topk_group": keys.count("expert_group_used_count") or 1,
+    }
+
+
 def _laguna(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     keys.refuse(_SCORES, SIGMOID, 0)
     keys.refuse("expert_weights_norm", True)
@@ -297,7 +338,7 @@ def _laguna(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     head_dim = head_size(keys, config | {"num_attention_heads": counts[0]})
     gate, scaled = tensors.get("blk.0.attn_gate.weight"), keys.is_on("expert_weights_scale")
     dense = keys.count("leading_dense_block_count")
-    full, sliding = (_laguna_rope(keys, suffix, head_dim, config) for suffix in ("", "_swa"))
+    full, sliding = (_rope_by_type(keys, suffix, head_dim, config) for suffix in ("", "_swa"))
     return rms(keys) | {
         "num_attention_heads": counts[0],
         "num_attention_heads_per_layer": counts,
@@ -317,12 +358,13 @@ def _laguna(keys: Metadata, tensors: Tensors, config: Config) -> Config:
     }
 
 
-def _laguna_rope(keys: Metadata, suffix: str, head_dim: int, config: Config) -> Config:
+def _rope_by_type(keys: Metadata, suffix: str, head_dim: int, config: Config, dimensions: str = "") -> Config:
     """Return the rotation of layers with full attention, or, with the suffix ``_swa``, of those with a window, which
-    have no scaling."""
-    rotated = keys.size(f"rope.dimension_count{suffix}", head_dim)
+    have no scaling. ``dimensions``: the key that says how many are rotated, where it is another."""
+    key = dimensions or f"rope.dimension_count{suffix}"
+    rotated = keys.size(key, head_dim)
     if rotated > head_dim:
-        raise keys.file.fail(f"rope.dimension_count{suffix}", f"{rotated} is more than the {head_dim} of a head")
+        raise keys.file.fail(key, f"{rotated} is more than the {head_dim} of a head")
     scaling = (not suffix and config["rope_scaling"]) or {"rope_type": "default"}
     theta = keys.number(f"rope.freq_base{suffix}", config["rope_theta"])
     return {**scaling, "rope_theta": theta, "partial_rotary_factor": share_of_head(rotated, head_dim)}
@@ -396,6 +438,7 @@ MIXTURES: dict[str, Architecture] = {
         name="ExaoneMoeForCausalLM", model_type="exaone_moe", names=names.LLAMA | EXPERTS, extra=_exaone_moe
     ),
     "afmoe": Architecture(name="AfmoeForCausalLM", model_type="afmoe", names=_AFMOE_NAMES, extra=_afmoe),
+    "mimo2": Architecture(name="MiMoV2FlashForCausalLM", model_type="mimo_v2_flash", names=_MIMO_NAMES, extra=_mimo_v2),
     "laguna": Architecture(
         name="LagunaForCausalLM", model_type="laguna", names=_LAGUNA_NAMES, extra=_laguna, sizes=_LAGUNA_SIZES
     ),
