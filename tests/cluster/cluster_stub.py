@@ -97,10 +97,10 @@ def cut(server: RunningServer) -> None:
 
 
 @asynccontextmanager
-async def front_of(cluster: Cluster, network: NetworkSettings | None = None) -> AsyncIterator[FrontServer]:
+async def front_of(cluster: Cluster) -> AsyncIterator[FrontServer]:
     """Serve a cluster at a port, as an ingress does: ``port_of`` says which."""
     listening = bound_socket("127.0.0.1", 0)
-    front = FrontServer(cluster.ingress, PATIENT, network or NetworkSettings(), DIALECTS)
+    front = FrontServer(cluster.ingress, PATIENT, NetworkSettings(), DIALECTS)
     serving = asyncio.create_task(front.serve_on(listening))
     await until(lambda: front.started)
     try:

@@ -7,11 +7,12 @@ import logging
 import resource
 from typing import Any
 
+import httpx
 import pytest
-from cluster_stub import IN_A_HURRY, cluster_of, front_of, port_of
+from cluster_stub import IN_A_HURRY, cluster_of, front_of, port_of, until
 from stub_runtime import RunningServer
 from websockets.asyncio.client import connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from dragoman.server.open_files import OTHER_DESCRIPTORS
 
@@ -57,3 +58,32 @@ async def test_no_more_clients_are_accepted_than_have_a_descriptor_for_their_rep
         protocol: Any = front.config.http_protocol_class
         connections = protocol.context.connections
         assert 2 * connections.max_connections + connections.reserve <= 512 - OTHER_DESCRIPTORS
+
+
+async def test_what_is_not_finished_when_the_ingress_ends_gets_the_reason(
+    servers: list[RunningServer], parts: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    """In its dialect's words, streams and sockets too."""
+    caplog.set_level(logging.WARNING)
+    body = {"prompt": "Once", "max_tokens": 450, "ignore_eos": True}
+    async with cluster_of([("r0", servers[0].port)]) as cluster, front_of(cluster) as front:
+        url = f"http://127.0.0.1:{port_of(front)}"
+        async with (
+            httpx.AsyncClient(base_url=url, timeout=60) as client,
+            connect(url.replace("http", "ws") + SOCKET) as opened,
+        ):
+            whole, stream = (
+                asyncio.create_task(client.post("/v1/completions", json=body | {"stream": each}))
+                for each in (False, True)
+            )
+            await until(lambda: len(parts) > 5 and cluster.ingress.counts.running == 2)
+            with servers[0].engine_stopped():
+                front.should_exit = True
+                replies = [await whole, await stream]
+                with pytest.raises(ConnectionClosedError) as closed:
+                    await opened.recv()
+    assert (replies[0].status_code, replies[0].json()["error"]["message"]) == (503, "The server is shutting down.")
+    assert replies[1].text.rstrip().splitlines()[-1].startswith('data: {"error":{"message":"The server is shutting')
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1012
+    assert not [each.getMessage() for each in caplog.records if "Exception" in each.getMessage()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import Iterator, Sequence
 
@@ -19,12 +20,15 @@ from dragoman.server.settings import NetworkSettings, ServerSettings
 from dragoman.server.sockets import socket_paths
 from dragoman.server.tls import Certificates
 
+log = logging.getLogger("dragoman.cluster")
+
 LEAVE_S = 0.5
 """Seconds for the first requests of connections that were accepted last."""
 
 
 class FrontServer(ListeningServer):
-    """Serves an ingress at a port until ``should_exit``: then running answers get ``drain_s`` seconds."""
+    """Serves an ingress at a port until ``should_exit``: then running answers get ``drain_s`` seconds. Those that are
+    not finished by then end with an error."""
 
     def __init__(
         self,
@@ -35,6 +39,7 @@ class FrontServer(ListeningServer):
         certificates: Certificates | None = None,
     ) -> None:
         self._is_leaving = False
+        self._ingress, self._drain_s = ingress, settings.drain_s
         # What is answered has two descriptors: that of the client, and that of the replica.
         possible, reserve = allow_connections(settings.max_connections, network.reserved_connections, descriptors=2)
         settings = msgspec.structs.replace(settings, max_connections=possible)
@@ -57,6 +62,18 @@ class FrontServer(ListeningServer):
     async def serve_on(self, listening: socket.socket) -> None:
         """Serve until ``should_exit``."""
         await self.serve(sockets=[listening])
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_after_drain())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+    async def _end_after_drain(self) -> None:
+        await asyncio.sleep(self._drain_s)
+        if cut := self._ingress.end():
+            log.warning("%g s are over: %d answers are cut off", self._drain_s, cut)
 
     async def leave_port(self) -> None:
         """Accept no more connections, which are another ingress's from now on, and end when the accepted ones have

@@ -26,7 +26,7 @@ from dragoman.cluster.routing import Wanted
 from dragoman.cluster.running import Arrivals, Changed, RunningRequest
 from dragoman.cluster.stored_ids import StoredIds
 from dragoman.cluster.upstream import NotAsked, ReplicaConnection, ReplicaLost, ReplicaPool, ReplicaRefused
-from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable
+from dragoman.core.errors import Cancelled, DragomanError, EngineUnavailable, ShuttingDown
 from dragoman.dialects.api import Dialect
 from dragoman.server.body import read_body
 from dragoman.server.body_budget import BodyBudget
@@ -112,17 +112,30 @@ class Ingress:
         self._model_paths = ModelPaths(dialects)
         self.changes = Changes(replicas, self._ask, self.pool, secret, self._arrivals)
         self._making: set[asyncio.Task[Frames]] = set()
+        self._answering: set[asyncio.Task[Any]] = set()
+        self._is_over = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket" and self.sockets is not None:
-            await self.sockets(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
-        own = self._own(scope["path"])
-        if own is not None:
-            await own(scope, receive, send)
-            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.add(task)
+        try:
+            if scope["type"] == "websocket" and self.sockets is not None:
+                await self.sockets(scope, receive, send)
+            elif scope["type"] == "http":
+                own = self._own(scope["path"])
+                await (self._pass_on if own is None else own)(scope, receive, send)
+        finally:
+            self._answering.discard(task)
+
+    def end(self) -> int:
+        """End the unfinished answers with an error that says why. Return how many there are."""
+        self._is_over = True
+        for task in self._answering:
+            task.cancel()
+        return len(self._answering)
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = scope["request_id"] = request_id_of(scope)
         answer = ClientAnswer(scope, send)
         headers = Headers(scope=scope)
@@ -166,6 +179,10 @@ class Ingress:
             pass
         except DragomanError as error:
             await self._fail(answer, scope, body, error)
+        except asyncio.CancelledError:
+            if not self._is_over:
+                raise
+            await self._fail(answer, scope, body, ShuttingDown())
         finally:
             if body is not None:
                 self._bodies.give_back(max(0, len(body) - 64 * 1024))

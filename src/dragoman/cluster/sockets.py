@@ -30,7 +30,7 @@ from dragoman.cluster.ingress import IngressSettings, Replicas
 from dragoman.cluster.replica_state import Replica
 from dragoman.cluster.routing import Wanted
 from dragoman.cluster.upstream import NO_DESCRIPTORS, RELAYED, ReplicaLost
-from dragoman.core.errors import DragomanError, EngineUnavailable, GenerationFailed
+from dragoman.core.errors import DragomanError, EngineUnavailable, GenerationFailed, ShuttingDown
 from dragoman.server.middleware import request_id_of
 from dragoman.server.relay import BODY_FRAME, CLIENT, ENTROPY, HEAD_FRAME, INTERNAL, NOW, SCHEME, SECRET
 
@@ -102,13 +102,19 @@ class SocketRelay:
                         raise GenerationFailed(f"{losses} replicas of this socket ended without a message.") from None
         except _Gone:
             pass
+        except asyncio.CancelledError:  # the ingress ends
+            await self._fail(socket, scope, ShuttingDown())
         except DragomanError as error:
-            if socket.is_open:
-                code = INTERNAL_ERROR if isinstance(error, GenerationFailed) else RESTARTING
-                await socket.close(code, error.message)
-            else:
-                status, headers, body = self._errors.whole({**scope, "method": "GET"}, None, error)
-                await socket.refuse(status, headers, body)
+            await self._fail(socket, scope, error)
+
+    async def _fail(self, socket: _Socket, scope: Scope, error: DragomanError) -> None:
+        """Close the socket, or refuse to open it, with the error."""
+        if socket.is_open:
+            code = INTERNAL_ERROR if isinstance(error, GenerationFailed) else RESTARTING
+            await socket.close(code, error.message)
+        else:
+            status, headers, body = self._errors.whole({**scope, "method": "GET"}, None, error)
+            await socket.refuse(status, headers, body)
 
 
 class _Socket:
