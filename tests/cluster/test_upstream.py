@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from typing import Any
 
 import pytest
 
-from dragoman.cluster.upstream import MOST_IDLE, ReplicaConnection, ReplicaPool
+from dragoman.cluster.upstream import MOST_IDLE, SILENT_S, ReplicaConnection, ReplicaPool
 
 pytestmark = pytest.mark.anyio
 
@@ -38,3 +40,22 @@ async def test_few_connections_wait_and_those_that_are_closed_give_way() -> None
     assert await pool.open("replica", 1) is second[4]
     pool.close()
     assert all(each.is_closed for each in first)
+
+
+async def test_a_connection_whose_other_end_is_silent_ends_by_itself() -> None:
+    """One that a firewall has forgotten: new ones are answered, so that its replica does not count as lost."""
+    server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    async with server:
+        pool = ReplicaPool()
+        connection = await pool.open("127.0.0.1", server.sockets[0].getsockname()[1])
+        connected = connection._transport.get_extra_info("socket")
+
+        def option(name: int) -> int:
+            value: int = connected.getsockopt(socket.IPPROTO_TCP, name)
+            return value
+
+        assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        last_s = option(socket.TCP_KEEPIDLE) + option(socket.TCP_KEEPINTVL) * option(socket.TCP_KEEPCNT)
+        assert last_s == SILENT_S
+        assert option(socket.TCP_USER_TIMEOUT) == 1000 * SILENT_S
+        connection.close()

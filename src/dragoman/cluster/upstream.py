@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from collections import deque
 from collections.abc import Sequence
 from typing import cast
@@ -22,6 +23,25 @@ MOST_HEAD = 64 * 1024
 RELAYED = b"application/x-dragoman-relay"
 NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of an attempt to connect that are about this process or its machine, not about the replica."""
+
+
+SILENT_S = 20
+"""Seconds without an acknowledgement of the other machine's kernel after which a connection is lost: one that a
+firewall has forgotten would wait for a quarter of an hour, though new ones are answered."""
+PROBE_S = 5
+
+
+def end_if_silent(connected: socket.socket) -> None:
+    """Have the kernel end a TCP connection whose other end is silent, in the middle of an answer too."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", PROBE_S),
+        ("TCP_KEEPINTVL", PROBE_S),
+        ("TCP_KEEPCNT", SILENT_S // PROBE_S - 1),
+        ("TCP_USER_TIMEOUT", 1000 * SILENT_S),
+    ):
+        if hasattr(socket, name):  # Linux has them all
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class ReplicaLost(Exception):
@@ -102,6 +122,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        end_if_silent(self._transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         if self.is_complete:
