@@ -24,13 +24,13 @@ from dragoman.models.config import read_json
 from dragoman.models.gguf.file import read_gguf
 from dragoman.models.safetensors_file import read_header
 from dragoman.models.source import find_source
-from dragoman.server.keys import keys_of_file
+from dragoman.server.keys import Keyring
 from dragoman.server.relay import read_secret
 from dragoman.server.tls import Certificates
 
 READERS: dict[str, Callable[[Path], object]] = {
     "a configuration": lambda path: load(path, {}),
-    "keys": keys_of_file,
+    "keys": lambda path: Keyring(file=path),
     "a certificate": lambda path: Certificates(str(path)),
     "a secret": lambda path: read_secret(str(path)),
     "an image": url_of_file,

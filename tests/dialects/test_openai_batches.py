@@ -75,6 +75,17 @@ def test_a_file_is_stored_listed_read_and_deleted(client: openai.OpenAI) -> None
     }
 
 
+def test_a_file_of_too_many_lines_is_named_as_its_client_knows_it(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [line(str(number)) for number in range(4)]
+    file = client.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
+    monkeypatch.setattr("dragoman.serving.batch_database.MAX_WAITING_LINES", 3)
+    with pytest.raises(openai.BadRequestError, match="too many lines") as raised:
+        client.batches.create(input_file_id=file.id, endpoint=COMPLETIONS, completion_window="24h")
+    assert raised.value.param == "input_file_id"
+
+
 def test_a_file_expires_when_it_is_told_to(server: RunningServer, client: openai.OpenAI) -> None:
     expiry: Any = {"anchor": "created_at", "seconds": 3600}
     file = client.files.create(file=("in.jsonl", b"{}"), purpose="batch", expires_after=expiry)

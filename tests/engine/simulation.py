@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -277,3 +278,18 @@ def finish_event(events: list[EngineEvent]) -> FinishEvent:
     """The one event that ends a request without a token."""
     (event,) = [event for event in events if isinstance(event, FinishEvent)]
     return event
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait until a condition is true, which a thread makes so."""
+    end = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < end, "it does not become true"
+        time.sleep(0.001)
+
+
+def settle(engine: Engine) -> None:
+    """Wait until the thread of the cache on disk, if there is one, has read its index and written all that it will."""
+    disk = engine.scheduler.tables.disk
+    if disk is not None:
+        until(lambda: disk.store._ready and not disk.store._queue)

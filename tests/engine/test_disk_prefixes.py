@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,16 +14,9 @@ from dragoman.engine.messages import StubModel
 from dragoman.engine.prefix_store import store as stores
 from dragoman.engine.prefix_store.store import Load
 from dragoman.engine.stub import StubRunner
-from simulation import Transcript, run, step
+from simulation import Transcript, run, settle, step, until
 
 LIMIT = 1 << 22
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end, "it does not become true"
-        time.sleep(0.001)
 
 
 def request(name: str = "r", salt: str = "", tokens: int = 500, seed: int = 1) -> EngineRequest:
@@ -38,13 +29,6 @@ def engine_at(path: Path, **stub: int) -> Engine:
     engine.open_disk(path, LIMIT, "stub", compares=False)
     settle(engine)
     return engine
-
-
-def settle(engine: Engine) -> None:
-    """Wait until the thread of the cache has nothing to do."""
-    disk = engine.scheduler.tables.disk
-    assert disk is not None
-    until(lambda: disk.store.is_settled)
 
 
 def test_tenants_do_not_share_what_is_on_disk(tmp_path: Path) -> None:

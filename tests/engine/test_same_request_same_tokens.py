@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import time
 from pathlib import Path
 from typing import get_args
 
@@ -27,7 +26,7 @@ from dragoman.engine.speculation.drafter import DraftSource
 from dragoman.engine.stub import StubRunner
 from dragoman.engine_client.recovery import InFlightRequest
 from dragoman.models.settings import Precision
-from simulation import Limited, Transcript, random_request, run, run_alone, step
+from simulation import Limited, Transcript, random_request, run, run_alone, settle, step
 
 VARIANTS = ("int8 kv", "int8 mixture", "window", "gemma 3", "gemma 4", "int4 phi", "lfm2", "qwen 3.5", "granite 4")
 VARIANTS += ("falcon h1", "mamba", "latent", "int4 kv")
@@ -347,14 +346,6 @@ def test_every_sampler(runner: Runner, sampler: str) -> None:
             if unfinished.accept(event):
                 told.add(event)
     assert told == alone
-
-
-def settle(engine: Engine) -> None:
-    """Wait until the thread of the cache on disk, if there is one, has nothing to do."""
-    disk, end = engine.scheduler.tables.disk, time.monotonic() + 60
-    while disk is not None and not disk.store.is_settled:
-        assert time.monotonic() < end, "the disk does not answer"
-        time.sleep(0.001)
 
 
 @on_models(stub=4, real=1)

@@ -82,9 +82,9 @@ def test_a_snapshot_goes_with_its_block_and_the_least_recently_used_first() -> N
     states = engine.scheduler.tables.states
     assert states is not None
     run(engine, [asked("first", tokens(600, 1))])
-    assert states.snapshots == 3
+    assert len(states._snapshots) == 3
     run(engine, [asked("large", tokens(1200, 2))])  # takes all blocks but one
-    assert states.snapshots == 5
+    assert len(states._snapshots) == 5
     assert cached(engine, asked("first", tokens(600, 1))) == 0
 
     engine = Engine(runner(num_states=44, num_blocks=1000))  # of which drafts have 11 and the sequence one
@@ -92,7 +92,7 @@ def test_a_snapshot_goes_with_its_block_and_the_least_recently_used_first() -> N
     assert states is not None
     for seed in range(12):
         run(engine, [asked(f"r{seed}", tokens(600, seed))])
-    assert states.snapshots == 32
+    assert len(states._snapshots) == 32
     assert cached(engine, asked("newest", tokens(600, 11))) == 576
     assert cached(engine, asked("oldest", tokens(600, 0))) == 0
 
@@ -126,7 +126,7 @@ def test_a_sequence_continues_from_a_snapshot_whose_slot_is_needed(kept: int) ->
         run(engine, [asked(f"r{seed}", tokens(40, seed))])
     states = engine.scheduler.tables.states
     assert states is not None
-    assert states.snapshots == kept
+    assert len(states._snapshots) == kept
     before = engine.output().stats.cached_tokens
     requests = [asked("other", tokens(10, 9)), again]
     found = run(engine, requests)
@@ -149,7 +149,7 @@ def test_without_the_prefix_cache_there_are_no_snapshots() -> None:
     request = asked("ours", tokens(600, 1))
     assert cached(engine, request) == cached(engine, request) == 0
     assert engine.scheduler.tables.states is not None
-    assert engine.scheduler.tables.states.snapshots == 0
+    assert len(engine.scheduler.tables.states._snapshots) == 0
 
 
 def test_cancelled_in_the_middle_of_a_prompt_leaves_usable_snapshots() -> None:

@@ -308,22 +308,21 @@ def with_windows(windows: tuple[int, ...], context: int = 131072) -> ModelDescri
 def test_a_context_beyond_memory_fits_where_every_layer_has_a_window() -> None:
     """4,096 positions and a step of 512, in blocks of 32, and one block for where they begin."""
     found = plan(with_windows((4096,) * 16), ModelSettings(kv_tokens=8192), available_bytes=6 * GIB)
-    assert (found.refusal, found.context_tokens, found.sequence_kv_tokens) == (None, 131072, 4096 + 512 + 32)
-    assert found.concurrency == 8192 / 4640
+    assert (found.refusal, found.context_tokens, found.concurrency) == (None, 131072, 8192 / (4096 + 512 + 32))
     found = plan(with_windows((4096,) * 16), ModelSettings(kv_tokens=4640 - 32), available_bytes=6 * GIB)
-    assert (found.refusal, found.context_tokens, found.sequence_kv_tokens) == (None, 4608, 4608)
+    assert (found.refusal, found.context_tokens, found.concurrency) == (None, 4608, 1)
 
 
 @pytest.mark.parametrize("windows", [(0,) * 16, (131072,) * 16])
 def test_layers_that_see_all_need_the_whole_context(windows: tuple[int, ...]) -> None:
     found = plan(with_windows(windows), ModelSettings(kv_tokens=8192), available_bytes=6 * GIB)
-    assert (found.context_tokens, found.sequence_kv_tokens) == (8192, 8192)
+    assert (found.context_tokens, found.concurrency) == (8192, 1)
 
 
 def test_one_layer_that_sees_all_needs_the_whole_context_and_the_others_a_window() -> None:
     """8,192 tokens in 16 layers are 256 MiB: 4,640 positions in 15 of them, and all others in one."""
     found = plan(with_windows((4096,) * 15 + (0,)), ModelSettings(kv_tokens=8192), available_bytes=6 * GIB)
-    assert (found.context_tokens, found.sequence_kv_tokens) == (61472, 61472)
+    assert (found.context_tokens, found.concurrency) == (61472, 1)
     assert [(group.window, len(group.layers), group.blocks) for group in found.groups] == [
         (0, 1, 1921),
         (4096, 15, 145),

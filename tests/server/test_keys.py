@@ -20,13 +20,12 @@ from toy_dialect import ECHOING, toy
 from dragoman.core.errors import DragomanError
 from dragoman.dialects.api import Dialect
 from dragoman.server.app import create_app
-from dragoman.server.key_file import hashed, new_key
+from dragoman.server.key_file import hashed, keys_of_text, new_key
 from dragoman.server.keys import (
     Keyring,
     KeySettings,
     first_key,
     keyring_of,
-    keys_of_file,
     reaches_others,
 )
 
@@ -180,7 +179,7 @@ async def test_every_operation_is_behind_the_wall_unless_it_says_otherwise(
 def test_a_file_has_a_name_scopes_and_a_digest_on_each_line(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# keys\n\n{KEYS[0].line}  # the first\n{KEYS[1].line}\n")
-    assert keys_of_file(file) == list(KEYS)
+    assert keys_of_text(file.read_text(), file) == list(KEYS)
     ring = keyring_of(KeySettings(api_key=("a-third-key-that-is-long",), api_key_file=str(file)))
     assert len(ring) == 3
 
@@ -201,11 +200,11 @@ def test_a_file_that_cannot_be_used_is_refused_without_being_repeated(tmp_path: 
     file = tmp_path / "keys"
     file.write_text(text)
     with pytest.raises(DragomanError) as refused:
-        keys_of_file(file)
+        Keyring(file=file)
     assert str(file) in refused.value.message
     assert not text.strip("#\n ") or text.split()[0] not in refused.value.message.removeprefix(str(file))
     with pytest.raises(DragomanError, match="No such file"):
-        keys_of_file(tmp_path / "absent")
+        Keyring(file=tmp_path / "absent")
 
 
 def test_a_short_key_is_refused() -> None:

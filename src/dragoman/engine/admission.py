@@ -100,13 +100,11 @@ def _check_pooling(request: EngineRequest, runner: Runner) -> None:
 def _check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
     places = embeddings.token_indices
     if not places or not all(before < place for before, place in pairwise((-1, *places, prompt_tokens))):
-        raise BadRequest(
-            "token indices of embeddings must be ascending and within the prompt", param="token_index_to_replace"
-        )
+        raise BadRequest("token indices of embeddings must be ascending and within the prompt", param="token_indices")
     if len(embeddings.values) != len(places) * hidden_size * 4:
-        raise BadRequest(f"each embedding must have {hidden_size} numbers", param="embedding_to_replace")
+        raise BadRequest(f"each embedding must have {hidden_size} numbers", param="embeddings")
     if not np.isfinite(np.frombuffer(embeddings.values, np.float32)).all():
-        raise BadRequest("embeddings must be finite numbers", param="embedding_to_replace")
+        raise BadRequest("embeddings must be finite numbers", param="embeddings")
 
 
 def _check_beams(request: EngineRequest, beams: BeamParams) -> None:

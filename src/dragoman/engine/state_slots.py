@@ -63,10 +63,6 @@ class StateSlots:
         self.on_kept: Callable[[bytes, int], None] | None = None
 
     @property
-    def snapshots(self) -> int:
-        return len(self._snapshots)
-
-    @property
     def spare(self) -> int | None:
         """A free slot, which stays free: what is written into it is nobody's. None where there is none."""
         return self._free[-1] if self._free else None

@@ -119,13 +119,9 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
         """Memory of the keys and values of one sequence of the whole context."""
         return sequence_bytes(self.groups) + self._encoder_blocks * self.groups[0].bytes_per_block
 
-    @property
-    def sequence_kv_tokens(self) -> int:
-        """Positions of one sequence of the whole context that the first group keeps: fewer than the context where every
-        layer has a window."""
-        return self._kept_tokens(self.groups[0])
-
     def _kept_tokens(self, group: KVGroup) -> int:
+        """Return the positions of one sequence of the whole context that a group keeps: fewer than the context where
+        all its layers have a window."""
         tokens = (group.sequence_blocks + self._encoder_blocks) * BLOCK_TOKENS
         return tokens if self._encoder_blocks else min(self.context_tokens, tokens)
 

@@ -364,11 +364,6 @@ def keyring_of(settings: KeySettings, defaults: CallerLimits = NO_LIMITS) -> Key
     return Keyring(keys, file=file, protect_all=settings.protect_all, defaults=defaults)
 
 
-def keys_of_file(path: Path) -> list[Key]:
-    """Return the keys of a file, as ``keys_of_text`` reads them. Raises DragomanError."""
-    return keys_of_text(_read(path)[0], path)
-
-
 def _read(path: Path) -> tuple[str, object]:
     """Return the file's text, and its state at that time. Raises DragomanError."""
     require_regular(path)

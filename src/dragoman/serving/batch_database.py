@@ -196,7 +196,7 @@ class BatchDatabase:
             file = self.file(tenant, batch.input_file, now)
             if file.lines > MAX_WAITING_LINES:
                 message = f"The file has too many lines: of all your batches at most {MAX_WAITING_LINES} may wait."
-                raise BadRequest(message, param="input_file_id")
+                raise BadRequest(message, param="input_file")
             sums = "SELECT count(*), coalesce(sum(waiting), 0) FROM batches WHERE ended_s IS NULL AND tenant = ?"
             count, waiting = database.execute(sums, (tenant,)).fetchone()
             if count >= MAX_UNFINISHED:

@@ -99,7 +99,7 @@ class FixedCatalog:
         entry = self.find(name)
         if entry is None:
             there = listed(each.id for each in self.entries())
-            raise ModelNotFound(f"model not found: {name[:256]}; there are: {there}", param="model_id")
+            raise ModelNotFound(f"model not found: {name[:256]}; there are: {there}", param="model")
         return entry
 
     async def download(self, name: str) -> AsyncGenerator[FileProgress, None]:

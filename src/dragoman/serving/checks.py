@@ -115,8 +115,8 @@ def check_placed_images(
 def check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_size: int) -> None:
     last, count = embeddings.token_indices[-1], len(embeddings.token_indices)
     if last >= prompt_tokens:
-        message = f"'token_index_to_replace' names place {last} of a prompt of {prompt_tokens} tokens."
-        raise BadRequest(message, param="token_index_to_replace")
+        name = wire_name("embeddings.token_indices")
+        raise BadRequest(f"'{name}' names place {last} of a prompt of {prompt_tokens} tokens.", param=name)
     if len(embeddings.values) != 4 * count * hidden_size:
-        message = f"'embedding_to_replace' has {len(embeddings.values) // 4} numbers, not {count} times {hidden_size}."
-        raise BadRequest(message, param="embedding_to_replace")
+        name, numbers = wire_name("embeddings.values"), len(embeddings.values) // 4
+        raise BadRequest(f"'{name}' has {numbers} numbers, not {count} times {hidden_size}.", param=name)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from dragoman.core.engine_fields import wire_name
 from dragoman.core.errors import BadRequest, Overloaded, PayloadTooLarge, UnsupportedFeature
 from dragoman.core.images import ImageInfo, ImageInput, ImageTiles, PlacedImage, images_refused
 from dragoman.core.lazy_imports import np
@@ -112,8 +113,8 @@ async def read_with_images(model: ServedModel, reader: PromptReader, request: Ge
     if vision is None:
         raise images_refused(model.card.name, param)
     if request.embeddings is not None:
-        message = "Images and 'embedding_to_replace' exclude each other: both take the place of tokens."
-        raise BadRequest(message, param="embedding_to_replace")
+        name = wire_name("embeddings.values")
+        raise BadRequest(f"Images and '{name}' exclude each other: both take the place of tokens.", param=name)
     if sum(len(tiles.pixels) for tiles in request.images) > MOST_BYTES:
         raise PayloadTooLarge(f"The images take more than {MOST_BYTES} bytes as this model reads them.")
     needed = sum(tiles.tokens for tiles in request.images)

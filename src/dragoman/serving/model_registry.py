@@ -96,7 +96,7 @@ class ModelRegistry:
         if self._may_be_fetched(name):
             return ModelSource(name=name, source=name)
         there = listed(source.name for source in sources)
-        raise ModelNotFound(f"model not found: {name[:256]}; there are: {there}", param="model_id")
+        raise ModelNotFound(f"model not found: {name[:256]}; there are: {there}", param="model")
 
     def look_again(self) -> None:
         """Read folders and the hub's cache again when they are asked for next."""

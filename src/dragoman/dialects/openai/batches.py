@@ -86,7 +86,12 @@ async def create(serving: Serving, context: RequestContext, table: Table = BATCH
         created_s=now,
         expires_s=now + 3600 * int(window[:-1]),
     )
-    await context.reply(rendered(await store.create(batch)))
+    try:
+        created = await store.create(batch)
+    except BadRequest as error:
+        error.param = "input_file_id" if error.param == "input_file" else error.param
+        raise
+    await context.reply(rendered(created))
 
 
 async def listed(serving: Serving, context: RequestContext) -> None:

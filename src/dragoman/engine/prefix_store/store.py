@@ -161,11 +161,6 @@ class PrefixStore:
         return not self._ready and time.monotonic() < self._asked_at + START_PATIENCE_S
 
     @property
-    def is_settled(self) -> bool:
-        """Whether the index is complete, and all that was queued is written or left out."""
-        return self._ready and not self._queue
-
-    @property
     def records(self) -> int:
         """Number of blocks and states that are stored for this model."""
         return len(self._index)
