@@ -91,6 +91,8 @@ function errorMessage(text: string, status: number): string {
     } catch {
         // not JSON: shown as it is
     }
+    const title = /^\s*<[^]*<title>([^<]+)<\/title>/i.exec(text)?.[1]?.trim();
+    if (title) return `A proxy before the server has answered: ${title}.`;
     return text.slice(0, 500) || `The server answered with status ${status}.`;
 }
 

@@ -1,5 +1,6 @@
 // The conversation: questions, answers, and the input of the next question.
 
+import { memo } from "preact/compat";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { type Answer, type Call, firstDifference, split } from "./answer";
 import {
@@ -9,7 +10,7 @@ import {
     ask,
     clear,
     fork,
-    haveImages,
+    isWithoutAnswer,
     pick,
     problem,
     resend,
@@ -17,7 +18,6 @@ import {
     sendResults,
     stop,
     turns,
-    version,
 } from "./conversation";
 import { ObjectForm, schemaFrom } from "./form";
 import { parse, stringify } from "./json";
@@ -28,7 +28,7 @@ import type { Schema } from "./openapi";
 import { mode, seesImages, tools } from "./settings";
 import { Tokens } from "./tokens";
 
-function QuestionView({ turn, index }: { turn: Question; index: number }) {
+const QuestionView = memo(function QuestionView({ turn, index }: { turn: Question; index: number }) {
     const [draft, setDraft] = useState<string | null>(null);
     const editor = useRef<HTMLTextAreaElement>(null);
     const edit = useRef<HTMLButtonElement>(null);
@@ -40,7 +40,6 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
         else if (wasEdited.current) edit.current?.focus();
         wasEdited.current = isEdited;
     }, [isEdited]);
-    const busy = running.value;
     return (
         <article class="question" aria-label="You">
             <h3>You</h3>
@@ -55,12 +54,12 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
                             ref={edit}
                             type="button"
                             class="quiet"
-                            disabled={busy}
+                            disabled={running}
                             onClick={() => setDraft(turn.text)}
                         >
                             Edit
                         </button>
-                        <button type="button" class="quiet" disabled={busy} onClick={() => resend(index, turn.text)}>
+                        <button type="button" class="quiet" disabled={running} onClick={() => resend(index, turn.text)}>
                             Send again
                         </button>
                     </p>
@@ -85,7 +84,7 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
                         onInput={(event) => setDraft(event.currentTarget.value)}
                     />
                     <p class="actions">
-                        <button type="submit" disabled={busy}>
+                        <button type="submit" disabled={running}>
                             Send
                         </button>
                         <button type="button" class="quiet" onClick={() => setDraft(null)}>
@@ -96,7 +95,7 @@ function QuestionView({ turn, index }: { turn: Question; index: number }) {
             )}
         </article>
     );
-}
+});
 
 function seconds(ms: number): string {
     return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(1)} s`;
@@ -145,7 +144,7 @@ function argumentsOf(call: Call): Record<string, unknown> {
 
 /** The calls of an answer: their arguments in a form, and a place for what each tool returns. */
 function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: number }) {
-    version.value;
+    turn.version.value;
     const [edited, setEdited] = useState<Record<string, Record<string, unknown>>>({});
     const [results, setResults] = useState<Record<string, string>>({});
     const isSent = turn.results.length > 0;
@@ -201,7 +200,7 @@ function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: nu
                 </fieldset>
             ))}
             {!isSent && finished && (
-                <button type="submit" disabled={running.value}>
+                <button type="submit" disabled={running}>
                     Send the results
                 </button>
             )}
@@ -209,10 +208,16 @@ function Calls({ answer, turn, index }: { answer: Answer; turn: Reply; index: nu
     );
 }
 
-function AnswerView({ turn, index, which }: { turn: Reply; index: number; which: number }) {
-    version.value;
+interface ReplyProps {
+    turn: Reply;
+    index: number;
+    /** Whether a question before it has images. */
+    sawImages: boolean;
+}
+
+function AnswerView({ turn, index, sawImages, which }: ReplyProps & { which: number }) {
+    turn.version.value;
     const answer = turn.answers[which]!;
-    const sawImages = haveImages(turns.value.slice(0, index));
     const other = turn.answers[which === 0 ? 1 : 0];
     const [asTokens, setAsTokens] = useState(false);
     const { reasoning, content } = split(answer);
@@ -266,6 +271,9 @@ function AnswerView({ turn, index, which }: { turn: Reply; index: number; which:
                 </p>
             )}
             <Figures answer={answer} />
+            {isWithoutAnswer(answer) && which === turn.picked && (
+                <p class="note">The questions that follow are sent without this one.</p>
+            )}
             <p class="actions">
                 {answer.tokens.length > 0 && (
                     <button type="button" class="quiet" aria-pressed={asTokens} onClick={() => setAsTokens(!asTokens)}>
@@ -273,12 +281,12 @@ function AnswerView({ turn, index, which }: { turn: Reply; index: number; which:
                     </button>
                 )}
                 {turn.answers.length > 1 && which !== turn.picked && (
-                    <button type="button" class="quiet" disabled={running.value} onClick={() => pick(index, which)}>
+                    <button type="button" class="quiet" disabled={running} onClick={() => pick(index, which)}>
                         Go on from this one
                     </button>
                 )}
                 {whole && which === turn.answers.length - 1 && (
-                    <button type="button" class="quiet" disabled={running.value} onClick={() => answerBeside(index)}>
+                    <button type="button" class="quiet" disabled={running} onClick={() => answerBeside(index)}>
                         Another answer with the present settings
                     </button>
                 )}
@@ -287,24 +295,38 @@ function AnswerView({ turn, index, which }: { turn: Reply; index: number; which:
     );
 }
 
-function ReplyView({ turn, index }: { turn: Reply; index: number }) {
-    version.value;
+const ReplyView = memo(function ReplyView({ turn, index, sawImages }: ReplyProps) {
+    turn.version.value;
     return (
         <article class="reply" aria-label="Answer">
             <h3>Answer</h3>
             <div class={turn.answers.length > 1 ? "beside" : ""}>
                 {turn.answers.map((_, which) => (
-                    <AnswerView key={which} turn={turn} index={index} which={which} />
+                    <AnswerView key={which} turn={turn} index={index} sawImages={sawImages} which={which} />
                 ))}
             </div>
         </article>
     );
-}
+});
+
+/** The turns: apart from the form, so that a long conversation is not gone through for each letter that is typed. */
+const Turns = memo(function Turns() {
+    let sawImages = false;
+    return (
+        <>
+            {turns.value.map((turn, i) => {
+                if (turn.kind === "reply") return <ReplyView key={i} turn={turn} index={i} sawImages={sawImages} />;
+                sawImages ||= turn.pictures.length > 0;
+                return <QuestionView key={i} turn={turn} index={i} />;
+            })}
+        </>
+    );
+});
 
 /** Tells a screen reader when an answer begins and ends, not each of its words. */
 function Announcement() {
-    version.value;
     const last = turns.value.at(-1);
+    if (last?.kind === "reply") last.version.value;
     const answer = last?.kind === "reply" ? last.answers[last.picked] : undefined;
     const text = !answer
         ? ""
@@ -321,7 +343,6 @@ function Announcement() {
 }
 
 export function Chat() {
-    version.value;
     const [text, setText] = useState("");
     const [pictures, setPictures] = useState<Picture[]>([]);
     const chat = useRef<HTMLDivElement>(null);
@@ -378,13 +399,7 @@ export function Chat() {
     return (
         <div class="chat" ref={chat}>
             <h2 class="sr">Conversation</h2>
-            {turns.value.map((turn, i) =>
-                turn.kind === "question" ? (
-                    <QuestionView key={i} turn={turn} index={i} />
-                ) : (
-                    <ReplyView key={i} turn={turn} index={i} />
-                ),
-            )}
+            <Turns />
             {turns.value.length === 0 && (
                 <p class="note">{isChat ? "Ask something." : "Write a text for the model to continue."}</p>
             )}
@@ -436,7 +451,7 @@ export function Chat() {
                     )}
                     {seesImages.value && <ChooseFiles onFiles={(files) => void add(files)} />}
                     {turns.value.length > 0 && (
-                        <button type="button" class="quiet" disabled={running.value} onClick={clear}>
+                        <button type="button" class="quiet" disabled={running} onClick={clear}>
                             New conversation
                         </button>
                     )}

@@ -1,6 +1,6 @@
 // The conversation on the page: its messages, and the requests that add to it. It is kept in memory alone.
 
-import { signal } from "@preact/signals";
+import { type Signal, signal } from "@preact/signals";
 import { type Answer, type Token, emptyAnswer, generate, textOf } from "./answer";
 import { refuseMistakes } from "./mistake";
 import { chatFields, completionFields } from "./openapi";
@@ -20,14 +20,13 @@ export interface Reply {
     picked: number;
     /** What the tools returned, by call, once it is sent. */
     results: { id: string; text: string }[];
+    /** Counts the changes inside of it, for the components that show it: what grows is drawn, not the whole page. */
+    version: Signal<number>;
 }
 
 export type Turn = Question | Reply;
 
 export const turns = signal<Turn[]>([]);
-
-/** Counts changes inside of the turns, for the components that show them. */
-export const version = signal(0);
 
 /** A mistake in the request, found before it is sent. */
 export const problem = signal("");
@@ -38,15 +37,15 @@ export const running = signal(false);
 export const lastRequest = signal<{ endpoint: string; body: Record<string, unknown> } | null>(null);
 
 let abort: AbortController | null = null;
-let scheduled = false;
+const scheduled = new Set<Reply>();
 
-/** Has the page drawn again, at most once for each frame. */
-function changed(): void {
-    if (scheduled) return;
-    scheduled = true;
+/** Has a reply drawn again, at most once for each frame. */
+function changed(reply: Reply): void {
+    if (scheduled.has(reply)) return;
+    scheduled.add(reply);
     requestAnimationFrame(() => {
-        scheduled = false;
-        version.value++;
+        scheduled.delete(reply);
+        reply.version.value++;
     });
 }
 
@@ -68,18 +67,23 @@ function contentOf({ text, pictures }: Question): unknown {
     return text ? [...parts, { type: "text", text }] : parts;
 }
 
-/** Whether any of the turns has an image: what an answer to them saw is then more than the ids of its prompt. */
-export function haveImages(list: readonly Turn[]): boolean {
-    return list.some((turn) => turn.kind === "question" && turn.pictures.length > 0);
+/** Whether an answer failed, or was stopped, before it said anything. */
+export function isWithoutAnswer(answer: Answer): boolean {
+    return (answer.state === "failed" || answer.state === "stopped") && !answer.text && !answer.calls.length;
 }
 
-/** Returns the messages of the turns, for a request. */
+/** Returns the messages of the turns, for a request. A question without an answer is left out: what was wrong with it,
+ * such as images that are too large together, would be wrong with every request after it. */
 export function messagesOf(list: readonly Turn[]): Message[] {
     const messages: Message[] = system.value.trim() ? [{ role: "system", content: system.value }] : [];
     for (const turn of list) {
         if (turn.kind === "question") messages.push({ role: "user", content: contentOf(turn) });
         else {
             const answer = turn.answers[turn.picked]!;
+            if (isWithoutAnswer(answer)) {
+                if (messages.at(-1)?.["role"] === "user") messages.pop();
+                continue;
+            }
             const message: Message = { role: "assistant", content: answer.text };
             if (answer.calls.length) {
                 message["tool_calls"] = answer.calls.map((call) => ({
@@ -127,9 +131,9 @@ async function run(
     lastRequest.value = { endpoint: made.endpoint, body: made.body };
     abort = new AbortController();
     running.value = true;
-    changed();
+    changed(reply);
     try {
-        await generate(made.endpoint, made.body, answers, changed, abort.signal);
+        await generate(made.endpoint, made.body, answers, () => changed(reply), abort.signal);
     } finally {
         running.value = false;
     }
@@ -154,7 +158,7 @@ async function answer(list: Turn[]): Promise<void> {
         problem.value = (error as Error).message;
         return;
     }
-    const reply: Reply = { kind: "reply", answers: [], picked: 0, results: [] };
+    const reply: Reply = { kind: "reply", answers: [], picked: 0, results: [], version: signal(0) };
     turns.value = [...list, reply];
     await run(reply, made, choices(made.body));
 }
@@ -175,6 +179,7 @@ export function sendResults(index: number, calls: Answer["calls"], results: Repl
     const reply = turns.value[index] as Reply;
     reply.answers[reply.picked]!.calls = calls;
     reply.results = results;
+    reply.version.value++;
     return answer(turns.value.slice(0, index + 1));
 }
 
@@ -241,10 +246,11 @@ export async function fork(index: number, of: Answer, position: number, token: T
     await run(reply, { endpoint: "completions", body }, [made]);
     // The request's prompt has tokens of the answer at its end.
     made.promptIds = of.promptIds;
-    version.value++;
+    reply.version.value++;
 }
 
 export function pick(index: number, which: number): void {
-    (turns.value[index] as Reply).picked = which;
-    version.value++;
+    const reply = turns.value[index] as Reply;
+    reply.picked = which;
+    reply.version.value++;
 }

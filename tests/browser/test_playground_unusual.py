@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
-from playground_page import Playground, chunk, script, script_text
+from playground_page import CHAT, Playground, chunk, script, script_text
+from sockets import until
 from stub_runtime import QUICK, STUB, RunningServer, running_server
 
 from dragoman.server.key_file import hashed
@@ -199,3 +200,76 @@ def test_a_long_request_runs_with_curl_too(playground: Playground) -> None:
     text = playground.page.locator(".requests pre").first.inner_text()
     done = subprocess.run(["bash"], input=text, capture_output=True, text=True, timeout=60, check=True)
     assert "tokens" in json.loads(done.stdout)["error"]["message"]
+
+
+def test_of_a_long_conversation_only_what_is_near_is_laid_out(playground: Playground) -> None:
+    """Each letter typed into a page of 28,000 elements took a fifth of a second."""
+    page = playground.page
+    script_text(page, "One.\n\n* Two.\n* Three.", pieces=1)
+    page.evaluate(
+        """async (count) => {
+            const field = document.querySelector("#question");
+            const write = Object.getOwnPropertyDescriptor(HTMLTextAreaElement.prototype, "value").set;
+            const until = (is) => new Promise((go) => {
+                const look = () => (is() ? go() : setTimeout(look, 5));
+                look();
+            });
+            for (let i = 1; i <= count; i++) {
+                write.call(field, `Question ${i}`);
+                field.dispatchEvent(new Event("input", { bubbles: true }));
+                await new Promise((go) => setTimeout(go));
+                field.dispatchEvent(new KeyboardEvent("keydown", { key: "Enter", bubbles: true, cancelable: true }));
+                await until(() => document.querySelectorAll(".answer[aria-busy=false]").length === i);
+            }
+        }""",
+        40,
+    )
+    seen = """() => [...document.querySelectorAll(".answer")].map((each) =>
+        each.checkVisibility({ contentVisibilityAuto: true }))"""
+    until(lambda: sum(page.evaluate(seen)) < 25)
+    assert page.evaluate(seen)[-12:] == [True] * 12
+    page.evaluate("scrollTo(0, 0)")
+    until(lambda: page.evaluate(seen)[0])
+    assert page.locator(".answer").first.inner_text().startswith("One.")
+
+
+def test_a_question_without_an_answer_is_left_out_of_what_follows(playground: Playground) -> None:
+    """Where its images were too many for the server, every question after it failed as well."""
+    page = playground.page
+    page.unroute(CHAT)
+    page.route(
+        CHAT,
+        lambda route: route.fulfill(
+            status=413,
+            content_type="text/html",
+            body="<html>\r\n<head><title>413 Request Entity Too Large</title></head>\r\n<body></body></html>",
+        ),
+    )
+    playground.ask("First.")
+    refused = playground.answer()
+    alert = refused.get_by_role("alert")
+    assert alert.inner_text() == "A proxy before the server has answered: 413 Request Entity Too Large."
+    assert "sent without this one" in refused.inner_text()
+    script_text(page, "Fine.")
+    playground.ask("Second.")
+    assert "sent without" not in playground.answer(2).inner_text()
+    playground.ask("Third.")
+    playground.answer(3)
+    *_, second, third = playground.bodies()
+    assert second["messages"] == [{"role": "user", "content": "Second."}]
+    assert [each["content"] for each in third["messages"]] == ["Second.", "Fine.", "Third."]
+
+
+def test_a_question_that_was_stopped_at_once_is_left_out_of_what_follows(playground: Playground) -> None:
+    page = playground.page
+    held: list[Any] = []
+    page.unroute(CHAT)
+    page.route(CHAT, lambda route: held.append(route))
+    playground.ask("First.")
+    until(lambda: bool(page.wait_for_timeout(10) or held))
+    page.get_by_role("button", name="Stop").click()
+    assert "stopped" in playground.answer().inner_text()
+    script_text(page, "Fine.")
+    playground.ask("Second.")
+    playground.answer(2)
+    assert playground.bodies()[-1]["messages"] == [{"role": "user", "content": "Second."}]
