@@ -376,13 +376,16 @@ def test_text_from_right_to_left_stands_at_the_right(playground: Playground) -> 
         assert page.locator(f"#{field}").evaluate("each => getComputedStyle(each).direction") == "rtl"
 
 
+@pytest.mark.parametrize(("path", "first"), [("/docs", "summary"), ("/tgi/docs/", "table")])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_of_the_api_is_read_by_everybody(page: Page, server: RunningServer, scheme: Any) -> None:
+def test_the_pages_of_the_api_are_read_by_everybody(
+    page: Page, server: RunningServer, scheme: Any, path: str, first: str
+) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed: make browser")
     page.set_viewport_size({"width": 320, "height": 640})
     page.emulate_media(color_scheme=scheme)
-    page.goto(f"{server.url}/docs")
-    page.locator("summary").first.wait_for()
+    page.goto(server.url + path)
+    page.locator(first).first.wait_for()
     found = axe.Axe().run(page).response["violations"]
     assert not [each["id"] for each in found if each["impact"] in ("serious", "critical")]
     page.evaluate("document.querySelectorAll('details').forEach((each, i) => { each.open = i % 20 === 0; })")

@@ -128,11 +128,25 @@ _HEAD = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222 }}
+:root {{ color-scheme: light dark }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere;
+  color: #222; background: #fff }}
+a {{ color: #0645ad }}
 code {{ background: #f3f3f3; padding: 0 .2em }}
 h3 {{ border-top: 1px solid #ddd; padding-top: 1rem }}
 table {{ border-collapse: collapse }}
-td {{ border-bottom: 1px solid #eee; padding: .2rem 1rem .2rem 0; vertical-align: top }}
+td {{ border-bottom: 1px solid #eee; padding: .2rem 1rem .2rem 0; vertical-align: top; overflow-wrap: normal }}
+@media (max-width: 45rem) {{
+  td {{ display: block; border: 0; padding: 0; overflow-wrap: anywhere }}
+  tr {{ display: block; border-bottom: 1px solid #ddd; padding: .3rem 0 }}
+  td:empty {{ display: none }}
+}}
+@media (prefers-color-scheme: dark) {{
+  body {{ color: #ddd; background: #181818 }}
+  a {{ color: #8ab4f8 }}
+  code {{ background: #2b2b2b }}
+  h3, td, tr {{ border-color: #444 }}
+}}
 </style>
 </head>
 <body>
