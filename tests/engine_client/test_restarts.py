@@ -28,7 +28,7 @@ from dragoman.core.events import EngineEvent, FinishEvent, FinishReason
 from dragoman.core.request import EngineRequest
 from dragoman.engine.__main__ import NICENESS
 from dragoman.engine.messages import LoadModel, StubModel, WorkerSettings
-from dragoman.engine_client import client as client_module
+from dragoman.engine_client import restarts as restarts_module
 from dragoman.engine_client.client import EngineClient
 from dragoman.engine_client.connection import Spawner, WorkerProcess
 from dragoman.engine_client.health import State
@@ -79,7 +79,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def test_starts_that_fail_again_and_again_are_followed_by_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "LONGEST_WAIT_S", 0.05)
+    monkeypatch.setattr(restarts_module, "LONGEST_WAIT_S", 0.05)
     short = OSError(errno.EMFILE, "Too many open files")
     reasons = [short] * 6 + [EngineUnavailable("it died")] * 3 + [ModelError("no such folder"), RuntimeError("threads")]
 
@@ -193,8 +193,8 @@ def test_it_is_given_up_only_when_an_operator_says_so() -> None:
 def test_while_it_is_down_old_requests_wait_and_new_ones_are_told_when_to_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "PATIENCE_S", 60.0)
-    monkeypatch.setattr(client_module, "LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr(restarts_module, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(restarts_module, "LONGEST_WAIT_S", 0.2)
 
     async def play() -> None:
         async with started(WorkerSettings(model=STUB), Failing(*[OSError("away")] * 5)) as client:
@@ -202,7 +202,7 @@ def test_while_it_is_down_old_requests_wait_and_new_ones_are_told_when_to_come_a
             early = asyncio.create_task(read(client, msgspec.structs.replace(REQUEST, request_id="early")))
             await asyncio.sleep(0)  # it is submitted
             await until(lambda: "away" in client.health().message)
-            monkeypatch.setattr(client_module, "PATIENCE_S", 1e-9)
+            monkeypatch.setattr(restarts_module, "PATIENCE_S", 1e-9)
             with pytest.raises(EngineUnavailable, match="away") as caught:
                 client.submit(msgspec.structs.replace(REQUEST, request_id="late"))
             assert caught.value.retry_after_s > 0
@@ -386,7 +386,7 @@ def test_a_start_that_takes_long_is_never_said_to_be_over_in_the_past() -> None:
         await client.start()
         try:
             client._state, now = State.RESTARTING, asyncio.get_running_loop().time()
-            client._died_at, client._next_start = now - 100, now - 90
+            client._restarts._died_at, client._restarts._next_start = now - 100, now - 90
             with pytest.raises(EngineUnavailable) as refusal:
                 client.submit(REQUEST)
             return refusal.value.retry_after_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -45,25 +44,21 @@ from dragoman.engine_client.health import Health, State
 from dragoman.engine_client.lora_loads import AdapterLoad, AdapterLoads, adapter_folder, with_adapter_name
 from dragoman.engine_client.prespawn import PrespawnedWorker
 from dragoman.engine_client.recovery import CrashIsolation, Culprits, InFlightRequest, refused
+from dragoman.engine_client.restarts import RestartTimes
 from dragoman.engine_client.vocabularies import Vocabularies
 from dragoman.engine_client.watchdog import Watchdog
 from dragoman.models import AdapterInfo
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S = 0.05
-LONGEST_WAIT_S = 60.0
-PATIENCE_S = 5.0
-"""Time after the engine's crash in which requests are still accepted, to be run when it is back."""
-
 
 class EngineClient:
     """Runs the engine in a separate process and keeps it running.
 
-    A process that dies is restarted: at once, and after a wait that doubles from 50 ms to a minute while no process
-    completes a step. Every unfinished request continues after its delivered events. A request that kills the process
-    repeatedly fails, and is refused for some minutes; ``recovery`` says how it is found. A process that hangs is
-    killed; ``watchdog`` says when. Once it has run, the engine fails only after ``give_up_s``.
+    A process that dies is restarted; ``restarts`` says when. Every unfinished request continues after its delivered
+    events. A request that kills the process repeatedly fails, and is refused for some minutes; ``recovery`` says how it
+    is found. A process that hangs is killed; ``watchdog`` says when. Once it has run, the engine fails only after
+    ``give_up_s``.
 
     All methods must be called from one event loop.
     """
@@ -95,12 +90,7 @@ class EngineClient:
         self._culprits = Culprits()
         self._watchdog = Watchdog(settings.hang_s)
         self._last_message_s = 0.0
-        self._wait_s = 0.0
-        self._down_since: float | None = None
-        """When the process died; None: another one has completed a step since."""
-        self._died_at = 0.0
-        """When the newest process that had started died."""
-        self._next_start = 0.0
+        self._restarts = RestartTimes(settings.give_up_s, self._now)
         self._stats = EngineStats()
         self._past = EngineStats()
         self.on_step: Callable[[EngineStats, EngineStats, float], None] | None = None
@@ -163,13 +153,10 @@ class EngineClient:
         if self._settings.threads not in (None, threads):
             self._process.send(SetThreads(self._settings.threads))
         if not self._requests:
-            self._reset_backoff()
+            self._restarts.on_progress()
         # Those with the least left to do go first: they free memory soon, and fewest wait for long.
         self._send(self._isolation.begin(sorted(self._requests.values(), key=InFlightRequest.replay_order)))
         return info
-
-    def _reset_backoff(self) -> None:
-        self._wait_s, self._down_since = 0.0, None
 
     async def _restore_adapters(self, process: EngineProcess) -> None:
         """Load the adapters of the last process, before requests continue. If one fails, its requests fail too."""
@@ -198,14 +185,14 @@ class EngineClient:
             await self._exited.wait()
             await self._on_exit()
             while self._state is State.RESTARTING:
-                await self._wait_for_start()
-                if self._has_given_up():
+                await asyncio.sleep(self._restarts.begin_wait())
+                if self._restarts.is_over:
                     self._give_up()
                     return
                 try:
                     await self._spawn()
-                    down_s = self._now() - self._died_at
-                    log.info("engine restarted after %.1f s, %d streams continue", down_s, len(self._requests))
+                    down_s, streams = self._restarts.down_s, len(self._requests)
+                    log.info("engine restarted after %.1f s, %d streams continue", down_s, streams)
                 except Exception as error:
                     # Any cause may pass: missing files, no memory, no descriptors, no processes.
                     expected = isinstance(error, ModelError | EngineUnavailable | OSError)
@@ -216,22 +203,9 @@ class EngineClient:
                         "%s; trying again, %d streams wait", self._message, len(self._requests), exc_info=not expected
                     )
 
-    async def _wait_for_start(self) -> None:
-        """Wait before the next start: not before the first, and up to a minute after many failed ones."""
-        wait_s = self._wait_s * random.uniform(0.75, 1.25)
-        if self._settings.give_up_s and self._down_since is not None:
-            wait_s = min(wait_s, max(0.0, self._down_since + self._settings.give_up_s - self._now()))
-        self._wait_s = min(max(FIRST_WAIT_S, 2 * self._wait_s), LONGEST_WAIT_S)
-        self._next_start = self._now() + wait_s
-        await asyncio.sleep(wait_s)
-
-    def _has_given_up(self) -> bool:
-        give_up_s = self._settings.give_up_s
-        return bool(give_up_s) and self._down_since is not None and self._now() - self._down_since >= give_up_s
-
     def _give_up(self) -> None:
         self._state = State.FAILED
-        self._message = f"the engine has been down for {self._settings.give_up_s:g} s: {self._message}"
+        self._message = f"the engine has been down for {self._restarts.give_up_s:g} s: {self._message}"
         log.error("%s; giving up", self._message)
         self._fail(list(self._requests.values()), self._message)
         if self.on_failed is not None:
@@ -252,9 +226,7 @@ class EngineClient:
     async def _on_exit(self) -> None:
         status = await self._join()
         reason = self._exit_reason or ending(status)
-        self._died_at = self._next_start = self._now()
-        if self._down_since is None:
-            self._down_since = self._died_at
+        self._restarts.on_exit()
         self._state, self._message = State.RESTARTING, f"the engine process died ({reason})"
         log.error("%s; restarting, %d streams wait", self._message, len(self._requests))
         self._past = self.stats()
@@ -284,11 +256,11 @@ class EngineClient:
             raise EngineFailed(self._message)
         if self._info is None or self._state not in (State.READY, State.RESTARTING):
             raise EngineUnavailable(self._message or f"the engine is {self._state}")
-        if self._state is State.RESTARTING and self._now() - self._died_at > PATIENCE_S:
-            start_s = self._next_start - self._now()
-            raise EngineUnavailable(self._message, retry_after_s=max(1.0, start_s + self._info.load_s))
+        if self._state is State.RESTARTING and self._restarts.is_late:
+            wait_s = self._restarts.start_in_s + self._info.load_s
+            raise EngineUnavailable(self._message, retry_after_s=max(1.0, wait_s))
         if not self._requests and self._state is State.READY:
-            self._reset_backoff()
+            self._restarts.on_progress()
             self._last_message_s = self._now()
         if request.request_id in self._requests:
             raise BadRequest(f"request id {request.request_id!r} is already in use")
@@ -450,8 +422,8 @@ class EngineClient:
                 by_request[event.request_id] = [event]
             else:
                 own_events.append(event)
-        if by_request and self._down_since is not None:
-            self._reset_backoff()
+        if by_request:
+            self._restarts.on_progress()
         streams = []
         for request_id, own_events in by_request.items():
             request = self._requests.get(request_id)

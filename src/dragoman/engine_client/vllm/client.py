@@ -17,9 +17,9 @@ from dragoman.core.request import EngineRequest
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.engine.messages import EngineInfo, EngineStats
 from dragoman.engine_client.backpressure import check_room, most_unread
-from dragoman.engine_client.client import PATIENCE_S
 from dragoman.engine_client.event_stream import EventStream
 from dragoman.engine_client.health import Health, State
+from dragoman.engine_client.restarts import PATIENCE_S
 from dragoman.engine_client.vllm.generation import InFlight, Refused, prompt_event, stream_sequence
 from dragoman.engine_client.vllm.grammars import FollowedGrammars
 from dragoman.engine_client.vllm.http import HttpFailure
