@@ -129,8 +129,8 @@ _HEAD = """<!DOCTYPE html>
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark }}
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; overflow-wrap: anywhere;
-  color: #222; background: #fff }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  overflow-wrap: anywhere; color: #222; background: #fff }}
 a {{ color: #0645ad }}
 code {{ background: #f3f3f3; padding: 0 .2em }}
 h3 {{ border-top: 1px solid #ddd; padding-top: 1rem }}
