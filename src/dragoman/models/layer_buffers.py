@@ -89,13 +89,3 @@ class LayerBuffers:
         """Allocate a buffer in the memory of another, if it fits there."""
         fits = over is not None and width <= self.program.width(over)
         return self.program.buffer(width, over if fits else None)
-
-
-def part_floats(spec: DecoderSpec) -> int:
-    """Return the numbers one token takes in parts of attention: gates that are not only multiplied, narrow values."""
-    gate, floats = spec.attention_gate, 0
-    if spec.narrow_values:
-        floats += spec.kv_heads * spec.narrow_values + spec.kv_width + spec.projected_width + spec.query_width
-    if gate is not None:
-        floats += 2 * spec.gate_width * gate.softplus + (spec.heads + spec.query_width) * gate.by_head
-    return floats

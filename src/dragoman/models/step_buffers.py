@@ -5,7 +5,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from dragoman.models.latent import buffer_floats
-from dragoman.models.layer_buffers import part_floats
 from dragoman.models.settings import ModelSettings
 from dragoman.models.spec import DecoderSpec
 
@@ -35,7 +34,7 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     stream = normal * spec.width + projected + mixed
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
     kinds = {mixer for mixer in spec.mixers if mixer is not None}
-    stream += sum(mixer.buffers for mixer in kinds) + part_floats(spec)
+    stream += sum(mixer.buffers for mixer in kinds) + _part_floats(spec)
     qkv = spec.projected_width
     if spec.latent is not None:
         stream += buffer_floats(spec, spec.latent)
@@ -74,3 +73,13 @@ def _routed_bytes(spec: DecoderSpec) -> int:
     inner = spec.experts.active * spec.experts.feed_forward + spec.experts.shared
     ways = spec.experts.active + bool(spec.experts.shared)
     return inner * each + ways * spec.width * 8
+
+
+def _part_floats(spec: DecoderSpec) -> int:
+    """Return the numbers one token takes in parts of attention: gates that are not only multiplied, narrow values."""
+    gate, floats = spec.attention_gate, 0
+    if spec.narrow_values:
+        floats += spec.kv_heads * spec.narrow_values + spec.kv_width + spec.projected_width + spec.query_width
+    if gate is not None:
+        floats += 2 * spec.gate_width * gate.softplus + (spec.heads + spec.query_width) * gate.by_head
+    return floats
