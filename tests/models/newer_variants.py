@@ -301,5 +301,17 @@ UNMADE: dict[str, Config] = {
     | {"num_experts": 6, "num_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
     | {"n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
     | {"rms_norm_eps": 1e-5, "rope_theta": 10_000, "partial_rotary_factor": 0.5},
+    "ling-linear": family_config("BailingMoeLinearV2ForCausalLM", "bailing_moe_linear", head_dim=24)
+    | {"num_hidden_layers": 4, "num_attention_heads": 6, "layer_group_size": 3, "group_norm_size": 3}
+    | {"num_experts": 6, "num_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
+    | {"n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+    | {"rms_norm_eps": 1e-5, "rope_theta": 10_000, "partial_rotary_factor": 0.5, "linear_silu": False},
+    "ling-hybrid": family_config("BailingMoeV2_5ForCausalLM", "bailing_hybrid", head_dim=24)
+    | {"num_hidden_layers": 4, "num_attention_heads": 6, "layer_group_size": 3, "group_norm_size": 3}
+    | {"num_experts": 6, "num_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
+    | {"n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+    | {"kv_lora_rank": 64, "q_lora_rank": 24, "qk_rope_head_dim": 12, "qk_nope_head_dim": 20, "v_head_dim": 32}
+    | {"rope_theta": 10_000, "partial_rotary_factor": 0.5, "linear_silu": False, "rope_interleave": True}
+    | {"score_function": "sigmoid", "scoring_func": "sigmoid", "topk_method": "noaux_tc", "seq_aux": True},
 }
 """Configs of which transformers makes no models, or only with further packages, or none that take tokens alone."""

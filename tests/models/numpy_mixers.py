@@ -96,14 +96,23 @@ def keyed_delta_rule(decoder: NumpyDecoder, mixer: KeyedDeltaRule, x: Array, at:
 
 def lightning_attention(decoder: NumpyDecoder, mixer: LightningAttention, x: Array, layer: int) -> Array:
     at, shape = f"layers.{layer}.", (len(x), mixer.heads, mixer.dim)
-    inner = decoder.activated(decoder.linear(x, at + "mixer_in"))
+    inner = decoder.linear(x, at + "mixer_in")
+    if not mixer.rotated:
+        inner = decoder.activated(inner)
     q, k, v = (part.reshape(shape) for part in np.split(inner, 3, axis=1))
+    if mixer.rotated:
+        q, k = (
+            decoder.rotated(rms(part, decoder.spec.norm_eps) * decoder.weights[f"{at}{module}.weight"], layer)
+            for part, module in ((q, "query_norm"), (k, "key_norm"))
+        )
+        q = q / np.sqrt(np.float32(mixer.dim))
     decay = np.exp(-np.float32(mixer.rates(layer, decoder.spec.layers)))[:, None, None]
     state, out = np.zeros((mixer.heads, mixer.dim, mixer.dim), np.float32), np.empty_like(v)
     for t in range(len(x)):
         state = state * decay + np.einsum("hk,hv->hkv", k[t], v[t])
         out[t] = np.einsum("hkv,hk->hv", state, q[t])
-    normed = rms(out.reshape(len(x), -1), mixer.norm_eps) * decoder.weights[at + "mixer_scale.weight"]
+    normed = rms(out.reshape(len(x), mixer.norm_groups, -1), mixer.norm_eps).reshape(len(x), -1)
+    normed = normed * decoder.weights[at + "mixer_scale.weight"]
     return np.asarray(normed * sigmoid(decoder.linear(x, at + "mixer_opening")), np.float32)
 
 

@@ -316,6 +316,12 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         | {"num_experts": 256, "num_shared_experts": 1, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 1},
         16_255_643_392,
     ),
+    "Ring-mini linear 2.0": (
+        _sizes("BailingMoeLinearV2ForCausalLM", 2048, 20, 16, 4, 5120, 157184, head_dim=128, moe_intermediate_size=512)
+        | {"num_experts": 256, "num_shared_experts": 1, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 1}
+        | {"layer_group_size": 5, "group_norm_size": 4},
+        16_423_448_320,
+    ),
     "Flint": (_sizes("FlintForCausalLM", 2048, 49, 32, 4, 6144, 150144, head_dim=128), 39_785_287_456),
     "Laguna XS.2": (
         _sizes("LagunaForCausalLM", 2048, 40, 48, 8, 8192, 100352)

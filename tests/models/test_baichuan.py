@@ -15,7 +15,7 @@ from small_models import VARIANTS, Config, make_folder, prompt, run_greedy, run_
 from transformers_reference import assert_close, load_reference, reference_logits
 
 from dragoman import models
-from dragoman.models.families.family import alibi_slopes
+from dragoman.models.alibi import alibi_slopes
 
 torch = pytest.importorskip("torch")
 SETTINGS = models.ModelSettings(precision="float32", max_tokens=256, max_logit_rows=256, max_sequences=1)

@@ -97,6 +97,8 @@ def ling(tensors: Tensors, config: Config) -> Tensors:
         },
     )
     for layer in range(config["num_hidden_layers"]):
+        if f"model.layers.{layer}.self_attn.q_proj.weight" not in found:
+            continue
         parts = [found.pop(f"model.layers.{layer}.self_attn.{each}_proj.weight") for each in "qkv"]
         found[f"model.layers.{layer}.attention.query_key_value.weight"] = np.concatenate(parts)
     return found

@@ -103,7 +103,11 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
     rounding or group moves every prompt.
     In a mixture one step may also decide which of two experts is chosen: in one prompt of ten, it may do anything.
     """
-    model = loaded(make_folder(tmp_path, config, "BF16"), precision)
+    assert_equals_numpy(loaded(make_folder(tmp_path, config, "BF16"), precision), precision)
+
+
+def assert_equals_numpy(model: Model, precision: Precision) -> None:
+    """As the test above says."""
     weights = {
         name: value.dequantize() if isinstance(value, kernels.PackedMatrix) else np.asarray(value)
         for name, value in model.weights.items()
@@ -114,7 +118,7 @@ def test_rounded_model_equals_numpy_on_the_same_rounded_weights(
     judge = NumpyDecoder(model.config, weights, round_input, round_to_bfloat16, round_query, rounded=True)
     errors = []
     for seed in range(48):
-        ids = prompt(config["vocab_size"], length=5, seed=seed)
+        ids = prompt(model.config.vocab_size, length=5, seed=seed)
         expected = judge.logits(ids)
         errors.append(np.abs(run_rows(model, ids) - expected).max() / np.abs(expected).max())
     assert np.median(errors) <= 1e-5

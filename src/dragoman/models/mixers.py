@@ -17,11 +17,18 @@ from dragoman.models.recurrent import (
     ShortConvolution,
     StateSpace,
 )
+from dragoman.models.rope import Rope, RotaryTables
 
 
 class MixerRecorder(PartRecorder, Protocol):
-    """What a mixer needs of the recorder of a decoder."""
+    """What a mixer needs of the recorder of a decoder.
 
+    Attributes:
+        tables: cosines and sines of rotations.
+    """
+
+    @property
+    def tables(self) -> dict[Rope, RotaryTables]: ...
     def linear(self, out: int, x: int, module: str, layer: int | None = None) -> None:
         """Record out = x·W (+ bias)."""
 
@@ -144,13 +151,17 @@ def _keyed_delta_rule(recorder: MixerRecorder, mixer: KeyedDeltaRule, layer: int
 
 
 def _lightning_attention(recorder: MixerRecorder, mixer: LightningAttention, layer: int, x: int) -> int:
-    """Record norm(linear attention(silu(q, k, v))) · sigmoid(z) of (q, k, v) = input·W, z = input·W'."""
+    """Record norm(linear attention(silu(q, k, v))) · sigmoid(z) of (q, k, v) = input·W, z = input·W'. Or not of
+    silu(q, k, v), but of rotate(norm(q, k)) and v."""
     p, heads, inner = recorder.program, mixer.heads, mixer.inner
     parts, z, gates = recorder.mixer_buffers(mixer, 3 * inner, inner, 2 * heads)
     out = recorder.mixer_out(mixer)
     recorder.linear(parts, x, "mixer_in", layer)
-    assert recorder.spec.activation != "xielu"
-    p.activate(parts, recorder.spec.activation)
+    if mixer.rotated:
+        _norm_and_rotate(recorder, mixer, layer, parts)
+    else:
+        assert recorder.spec.activation != "xielu"
+        p.activate(parts, recorder.spec.activation)
     p.copy_columns(gates, parts, 0)
     p.clip_columns(gates, 0, 2 * heads, 1.0, 1.0)  # whatever they were
     decays = np.exp(-np.array(mixer.rates(layer, recorder.spec.layers)))
@@ -168,10 +179,22 @@ def _lightning_attention(recorder: MixerRecorder, mixer: LightningAttention, lay
         value_dim=mixer.dim,
         part=recorder.state_part(layer, 0),
     )
-    p.head_norm(out, 0, 1, inner, recorder.weights.vector("mixer_scale", layer), mixer.norm_eps)
+    groups = mixer.norm_groups
+    p.head_norm(out, 0, groups, inner // groups, recorder.weights.vector("mixer_scale", layer), mixer.norm_eps)
     recorder.linear(z, x, "mixer_opening", layer)
     p.multiply(out, 0, out, 0, z, 0, inner, "sigmoid")
     return out
+
+
+def _norm_and_rotate(recorder: MixerRecorder, mixer: LightningAttention, layer: int, parts: int) -> None:
+    """Record q = rotate(norm(q)) / sqrt(n) and k = rotate(norm(k)), which are the first columns."""
+    p, spec = recorder.program, recorder.spec
+    for number, (module, factor) in enumerate((("query_norm", mixer.dim**-0.5), ("key_norm", 1.0))):
+        scale = recorder.weights.vector(module, layer) * np.float32(factor)
+        p.head_norm(parts, number * mixer.inner, mixer.heads, mixer.dim, scale, spec.norm_eps)
+        if rope := spec.rope(layer):
+            tables = recorder.tables[rope]
+            p.rotate(parts, number * mixer.inner, mixer.heads, mixer.dim, tables.cos, tables.sin, rope.interleaved)
 
 
 def _norm_to_length_1(recorder: MixerRecorder, parts: int, heads: int, size: int) -> None:

@@ -312,6 +312,8 @@ def _mixer_parameters(spec: DecoderSpec, mixer: Mixer, layer: int) -> list[Param
         return _keyed_delta_rule_parameters(spec, mixer, layer)
     if isinstance(mixer, LightningAttention):
         found = [_matrix("mixer_in", layer, (mixer.inner,) * 3, spec.width)]
+        if mixer.rotated:
+            found += [_vector(module, "weight", layer, (mixer.dim,)) for module in ("query_norm", "key_norm")]
         found.append(_vector("mixer_scale", "weight", layer, (mixer.inner,)))
         found.append(_matrix("mixer_opening", layer, (mixer.inner,), spec.width))
         return found + _linear("mixer_out", layer, (spec.width,), mixer.inner, False)

@@ -6,6 +6,8 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from dragoman.models.alibi import alibi_slopes
+
 MOST_TAPS = 16
 """Most inputs of a convolution: the kernel's limit."""
 
@@ -242,11 +244,14 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
     """Lightning attention (MiniMax 2025, https://arxiv.org/abs/2501.08313): linear attention whose states have a fixed
     decay for each head, the slower the later the layer.
 
-    Queries, keys and values pass the decoder's activation. The output of all heads is normed together, and gated by the
-    sigmoid of a projection of the input.
+    Queries, keys and values pass the decoder's activation. The output of all heads is normed, and gated by the sigmoid
+    of a projection of the input.
 
     Attributes:
         dim: of a head's key and of its value. norm_eps: of the output's norm.
+        norm_groups: parts of the output that are normed by themselves.
+        rotated: queries and keys are as attention's, normed by head, rotated and scaled, instead of any activation; and
+            the decays are those of Ling's linear layers (inclusionAI 2025, https://arxiv.org/abs/2510.19338).
     """
 
     kind: ClassVar[str] = "lightning attention"
@@ -254,6 +259,8 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
     heads: int
     dim: int
     norm_eps: float = 1e-6
+    norm_groups: int = 1
+    rotated: bool = False
 
     @property
     def inner(self) -> int:
@@ -269,7 +276,14 @@ class LightningAttention(msgspec.Struct, frozen=True, kw_only=True):
         return (self.inner * padded,)
 
     def rates(self, layer: int, layers: int) -> tuple[float, ...]:
-        """Return the logarithm of each head's decay in a layer, without its sign."""
+        """Return the logarithm of each head's decay in a layer, without its sign.
+
+        Ling's published code counts a layer less than there are before this one, so the first decays by more than the
+        slopes; not all engines do.
+        """
+        if self.rotated:
+            slower = 1 - (layer - 1) / max(layers - 1, 1) + 1e-5
+            return tuple(slope * slower for slope in alibi_slopes(self.heads))
         slower = 1 - layer / (layers - 1 + 1e-5) + 1e-5
         return tuple(2.0 ** (-8 * (head + 1) / self.heads) * slower for head in range(self.heads))
 

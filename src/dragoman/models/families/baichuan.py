@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from dragoman.core.lazy_imports import np
+from dragoman.models.alibi import alibi_slopes
 from dragoman.models.config import Config
-from dragoman.models.families.family import Family, alibi_slopes
+from dragoman.models.families.family import Family
 from dragoman.models.families.llama import LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.spec import DecoderSpec
 from dragoman.models.tensors import Format, Quantized, Tensor, View, to_bfloat16, to_float32

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dragoman.core.errors import ModelError
+from dragoman.models.alibi import alibi_slopes
 from dragoman.models.config import Config
-from dragoman.models.families.family import Family, alibi_slopes, even_head_dim
+from dragoman.models.families.family import Family, even_head_dim
 from dragoman.models.families.fused_qkv import grouped_rows
 from dragoman.models.families.llama import ACTIVATIONS
 from dragoman.models.rope_config import read_rope

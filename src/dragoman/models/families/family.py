@@ -150,16 +150,3 @@ def even_head_dim(width: int, heads: int, width_key: str, heads_key: str) -> int
     if width % heads:
         raise ModelError(f"config.json: {width_key} {width} is not a multiple of {heads_key} {heads}")
     return width // heads
-
-
-def alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Return the slopes of ALiBi, scores that fall with the distance, by the paper's own code for any
-    number of heads (https://arxiv.org/abs/2108.12409, section 3).
-
-    For a power of two n they are a geometric series from 2^(-8/n). Further heads get every other one of the series
-    for twice as many.
-    """
-    whole = 1 << (heads.bit_length() - 1)
-    slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
-    slopes += [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
-    return tuple(slopes)

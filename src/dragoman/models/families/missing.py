@@ -24,7 +24,7 @@ MISSING: dict[str, str] = {
     "MuseSparkForConditionalGeneration": "experts of another width than the stream, and gates of the stream",
     "Qwen4ExpForCausalLM": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",
     "Qwen4ExpForConditionalGeneration": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",
-    "Step3p7ForConditionalGeneration": "numbers of query heads that differ between layers",
+    "Step3p7ForConditionalGeneration": "experts whose gates are clamped in some layers alone",
     "ZambaForCausalLM": "layers of Mamba with several heads",
     "ZayaForCausalLM": "attention whose queries, keys and values pass convolutions",
 }

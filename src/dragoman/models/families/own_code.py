@@ -1,5 +1,5 @@
 """Decoders of known mathematics whose first repositories have code of their own: EXAONE 3, InternLM 2 and 3,
-IQuest-Coder, MiniCPM 1 to 4, MiMo and Ling 2."""
+IQuest-Coder, MiniCPM 1 to 4 and MiMo."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from dragoman.models.families.family import Family
 from dragoman.models.families.fused_qkv import grouped_rows
 from dragoman.models.families.llama import ACTIVATIONS, LLAMA_NAMES, ROTARY_BUFFER, llama_like
 from dragoman.models.families.qwen import qwen_windows
-from dragoman.models.families.scored_mixtures import DEEPSEEK_NAMES, deepseek_experts
-from dragoman.models.spec import Block, DecoderSpec, Embedding, HeadNorm, Output
+from dragoman.models.spec import Block, DecoderSpec, Embedding, Output
 
 _EXAONE_LAYER = "transformer.h.{layer}."
 _EXAONE_NAMES: dict[str, tuple[str, ...]] = {
@@ -39,15 +38,6 @@ _INTERNLM2_NAMES: dict[str, tuple[str, ...]] = {
     "feed_forward_out": (f"{_INTERNLM2_LAYER}feed_forward.w2",),
     "final_norm": ("model.norm",),
     "head": ("output",),
-}
-_LING_ATTENTION = "model.layers.{layer}.attention."
-_LING_NAMES = DEEPSEEK_NAMES | {
-    "embedding": ("model.word_embeddings",),
-    "qkv": (f"{_LING_ATTENTION}query_key_value",),
-    "attention_out": (f"{_LING_ATTENTION}dense",),
-    "query_norm": (f"{_LING_ATTENTION}query_layernorm",),
-    "key_norm": (f"{_LING_ATTENTION}key_layernorm",),
-    "router_choice": ("model.layers.{layer}.mlp.gate.expert_bias",),
 }
 
 
@@ -127,36 +117,6 @@ def _read_mimo(config: Config) -> DecoderSpec:
     return llama_like(config, architecture="MiMoForCausalLM", qkv_bias=True, windows=qwen_windows(config))
 
 
-def _read_ling(config: Config) -> DecoderSpec:
-    """Return GLM-4.5 with queries, keys and values in one matrix."""
-    for key, known in {
-        "score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        "norm_topk_prob": True,
-        "use_qk_norm": True,
-        "use_rmsnorm": True,
-        "use_qkv_bias": False,
-        "use_bias": False,
-        "use_sliding_window": False,
-        "norm_head": False,
-    }.items():
-        config.refuse(key, known)
-    inner = config.size("moe_intermediate_size")
-    config.refuse("moe_shared_expert_intermediate_size", inner)
-    named = {
-        "n_routed_experts": config.size("num_experts"),
-        "n_shared_experts": config.count("num_shared_experts", 0),
-    }
-    return llama_like(
-        config,
-        architecture="BailingMoeV2ForCausalLM",
-        theta=600_000.0,
-        partial=0.5,
-        head_norm=HeadNorm(),
-        experts=deepseek_experts(config.having(named), dense=0, normalized=True),
-    )
-
-
 FAMILIES: dict[str, Family] = {
     "ExaoneForCausalLM": Family(
         _read_exaone,
@@ -215,14 +175,5 @@ FAMILIES: dict[str, Family] = {
         title="MiMo",
         examples=("XiaomiMiMo/MiMo-7B-RL", "XiaomiMiMo/MiMo-7B-SFT"),
         note="The layers that guess one token more (MTP) are not loaded.",
-    ),
-    "BailingMoeV2ForCausalLM": Family(
-        _read_ling,
-        _LING_NAMES,
-        "bailing_moe",
-        base="model.",
-        ignored=ROTARY_BUFFER,
-        title="Ling 2 and Ring 2",
-        examples=("inclusionAI/Ling-mini-2.0", "inclusionAI/Ring-mini-2.0", "inclusionAI/Ling-flash-2.0"),
     ),
 }
