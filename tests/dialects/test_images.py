@@ -1,140 +1,34 @@
-"""Images in every dialect reach serving by one way: in their place, in order, with their field; and are refused by name
-where the model sees none."""
+"""Images in every dialect reach serving by one way: in their place, in order, with their field."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from typing import Any
 
-import httpx
 import msgspec
 import pytest
-from image_files import picture, saved
-from recorded import RecordingServing, recording_client
-from stub_runtime import QUICK, local_server
+from seeing_serving import (
+    BASE64,
+    FILE,
+    OPENAI,
+    OTHER,
+    SEEN,
+    URL,
+    SeeingServing,
+    asking,
+    openai_parts,
+    seen,
+    user,
+)
 
-from dragoman.core.batches import StoredFile, UnknownFile
-from dragoman.core.errors import BadImage, BadRequest, UnsupportedFeature
 from dragoman.core.image_sources import ImageSource
-from dragoman.core.images import ImageInfo
-from dragoman.core.request import ChatPrompt, GenerationRequest, TextPrompt
-from dragoman.core.serving import ModelCard
-from dragoman.dialects import made_dialects
-from dragoman.dialects.locallab.settings import LocalLabSettings
-from dragoman.server.app import create_app
-from dragoman.text import ChatTemplate
-
-DIALECTS = made_dialects(
-    {"locallab": LocalLabSettings(locallab_burst=0, locallab_rate_limit=0, locallab_folder="/nonexistent")}
-)
-TEMPLATE = ChatTemplate(
-    {"default": "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ tools }}"}
-)
-FILE = base64.b64encode(saved(picture(2))).decode()
-SEEN = msgspec.convert({"most_tokens": 64, "has_detail": True, "placeholder": "<image>"}, ImageInfo)
-OPENAI = "/openai/v1/chat/completions"
-URL, OTHER = f"data:image/png;base64,{FILE}", "https://images.example.com/cat.png"
-
-
-class Files:
-    """Stored files: those of callers without a key."""
-
-    is_on = True
-    known: ClassVar = {"file-cat": saved(picture(2)), "file-large": bytes((32 << 20) + 1)}
-
-    def __init__(self) -> None:
-        self.read = 0
-
-    async def file(self, tenant: str, id: str) -> StoredFile:
-        if tenant or id not in self.known:
-            raise UnknownFile(f"File {id} is unknown.")
-        return StoredFile(
-            id=id, bytes=len(self.known[id]), created_s=0, expires_s=None, filename="cat.png", purpose="vision"
-        )
-
-    async def content(self, file: StoredFile) -> AsyncIterator[bytes]:
-        self.read += 1
-        yield self.known[file.id][:20]
-        yield self.known[file.id][20:]
-
-
-class SeeingServing(RecordingServing):
-    """A model that sees. ``fault``: raised in place of an answer. ``seen``: what clients may know of it."""
-
-    fault = BadRequest("This serving only records.")
-    seen = SEEN
-    batches = Files()
-
-    def model(self, name: str | None) -> ModelCard:
-        return msgspec.structs.replace(super().model(name), images=self.seen)
-
-    def models(self) -> tuple[ModelCard, ...]:
-        return (self.model(None),)
-
-    async def render(self, prompt: ChatPrompt, model: str | None = None) -> str:
-        return "rendered"
-
-    async def tokenize(self, prompt: Any, model: str | None = None, **how: Any) -> tuple[int, ...]:
-        self.asked.append(GenerationRequest(request_id="", prompt=prompt))
-        return (1, 2, 3)
-
-    async def generate(self, request: GenerationRequest) -> Any:
-        self.asked.append(request)
-        raise self.fault
-
-    async def prepare(self, request: GenerationRequest) -> Any:
-        return await self.generate(request)
-
-    async def stream(self, request: GenerationRequest) -> Any:
-        await self.generate(request)
-        yield
-
-
-@asynccontextmanager
-async def seeing_client() -> AsyncIterator[tuple[SeeingServing, httpx.AsyncClient]]:
-    async with local_server(TEMPLATE) as runtime:
-        serving = SeeingServing(runtime.serving)
-        app = create_app(serving, QUICK, dialects=DIALECTS)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            yield serving, client
+from dragoman.core.request import ChatPrompt, TextPrompt
 
 
 @pytest.fixture(scope="module")
 def seeing() -> Iterator[Any]:
-    with asyncio.Runner() as runner:
-        context = seeing_client()
-        serving, client = runner.run(context.__aenter__())
-
-        def ask(path: str, body: dict[str, Any], fault: Exception | None = None) -> Any:
-            serving.asked.clear()
-            serving.fault = fault or SeeingServing.fault
-            answer = runner.run(client.post(path, json=body))
-            return serving.asked[-1].prompt if serving.asked else None, answer
-
+    with asking() as ask:
         yield ask
-        runner.run(context.__aexit__(None, None, None))
-
-
-def seen(content: list[dict[str, Any]]) -> list[Any]:
-    """A content as texts and sources."""
-    return [part["source"] if part["type"] == "image" else part["text"] for part in content]
-
-
-def user(content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": "user", "content": content, **more}
-
-
-def openai_parts(**more: Any) -> list[dict[str, Any]]:
-    return [
-        {"type": "text", "text": "What is "},
-        {"type": "text", "text": "this?"},
-        {"type": "image_url", "image_url": {"url": URL, **more}},
-        {"type": "text", "text": " And this?"},
-        {"type": "image_url", "image_url": {"url": OTHER}},
-    ]
 
 
 @pytest.mark.parametrize(
@@ -313,184 +207,3 @@ def test_an_assistant_shows_no_images(seeing: Any) -> None:
     prompt, answer = seeing(OPENAI, {"model": "stub", "messages": messages})
     assert prompt is None
     assert answer.json()["error"]["param"] == "messages[1].content"
-
-
-HI: dict[str, Any] = {"model": "stub", "messages": [user("Hi")]}
-BROKEN = BadImage("invalid_image", "its PNG file is damaged", param="messages[0].content[0].image_url.url")
-FAULTS: dict[str, tuple[dict[str, Any], int, str]] = {
-    OPENAI: (
-        {"model": "stub", "messages": [user("Hi")]},
-        400,
-        "url': The image data you provided does not represent a valid image: its PNG file is damaged.",
-    ),
-    "/openai/v1/responses": (
-        {"model": "stub", "input": "Hi", "store": False},
-        400,
-        "url': The image data you provided does not represent a valid image: its PNG file is damaged.",
-    ),
-    "/anthropic/v1/messages": (
-        {"model": "stub", "max_tokens": 1, "messages": [user("Hi")]},
-        400,
-        "messages[0].content[0].image_url.url: Could not process image: its PNG file is damaged",
-    ),
-    "/tgi/generate": ({"inputs": f"![]({URL})"}, 422, "Input validation error: invalid image: its PNG file is damaged"),
-    "/ollama/api/chat": (
-        {"model": "stub", "messages": [user("Hi")], "stream": False},
-        400,
-        "'messages[0].content[0].image_url.url': the image cannot be used: its PNG file is damaged.",
-    ),
-    "/friendli/v1/chat/completions": (
-        {"model": "stub", "messages": [user("Hi")]},
-        422,
-        "'messages[0].content[0].image_url.url': the image cannot be used: its PNG file is damaged.",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("path", FAULTS)
-def test_a_broken_image_is_an_error_of_the_dialect(seeing: Any, path: str) -> None:
-    body, status, message = FAULTS[path]
-    _, answer = seeing(path, body, BROKEN)
-    assert answer.status_code == status, answer.text
-    assert message in str(answer.json())
-
-
-def test_openai_has_a_code_for_each_fault(seeing: Any) -> None:
-    for code in ("invalid_image", "image_too_large", "invalid_image_url", "failed_to_download_image"):
-        _, answer = seeing(OPENAI, HI, BadImage(code, "why"))
-        assert answer.json()["error"]["code"] == code
-    _, answer = seeing(
-        "/tgi/generate",
-        FAULTS["/tgi/generate"][0],
-        BadImage("failed_to_download_image", "its host answered with status 404"),
-    )
-    assert answer.json()["error"] == "Input validation error: Could not fetch image: its host answered with status 404"
-    _, answer = seeing(OPENAI, HI, UnsupportedFeature("no"))
-    assert answer.json()["error"]["code"] == "unsupported_parameter"
-
-
-BASE64 = {"type": "base64", "media_type": "image/png", "data": FILE}
-BLIND = {
-    OPENAI: ({"model": "stub", "messages": [user(openai_parts())]}, "reads text only"),
-    "/friendli/v1/chat/completions": ({"model": "stub", "messages": [user(openai_parts())]}, "reads text only"),
-    "/octoai/v1/chat/completions": ({"model": "stub", "messages": [user(openai_parts())]}, "reads text only"),
-    "/tgi/v1/chat/completions": ({"messages": [user(openai_parts())]}, "image modality is not supported"),
-    "/openai/v1/responses": (
-        {"model": "stub", "input": [user([{"type": "input_image", "image_url": URL}])]},
-        "This model reads text only",
-    ),
-    "/anthropic/v1/messages": (
-        {
-            "model": "stub",
-            "max_tokens": 1,
-            "messages": [
-                user([{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": FILE}}])
-            ],
-        },
-        "messages.0.content.0.image: Could not process image: the model 'stub' reads text only",
-    ),
-    "/ollama/api/chat": ({"model": "stub", "messages": [user("Hi", images=[FILE])]}, "does not support vision"),
-    "/ollama/api/generate": ({"model": "stub", "prompt": "Hi", "images": [FILE]}, "does not support vision"),
-    "/llamacpp/completion": (
-        {"prompt": {"prompt_string": "<__media__>", "multimodal_data": [FILE]}},
-        "does not support multimodal",
-    ),
-}
-
-
-@pytest.mark.parametrize("path", BLIND)
-def test_a_model_that_sees_none_refuses_by_name(path: str) -> None:
-    async def run() -> Any:
-        async with recording_client(TEMPLATE, DIALECTS) as (serving, client):
-            answer = await client.post(path, json=BLIND[path][0])
-            assert not [asked for asked in serving.asked if isinstance(asked, GenerationRequest)]
-            return answer
-
-    answer = asyncio.run(run())
-    assert answer.status_code in (400, 422), answer.text
-    assert BLIND[path][1] in str(answer.json())
-
-
-def test_inputs_of_tgi_are_text_to_a_model_that_sees_none() -> None:
-    async def run() -> Any:
-        async with recording_client(TEMPLATE, DIALECTS) as (serving, client):
-            await client.post("/tgi/generate", json={"inputs": "![](https://example.com/a.png)"})
-            return serving.asked[0].prompt
-
-    assert asyncio.run(run()) == TextPrompt(text="![](https://example.com/a.png)")
-
-
-# Stored files --------------------------------------------------------------------------------------------------------
-
-ANTHROPIC, RESPONSES = "/anthropic/v1/messages", "/openai/v1/responses"
-
-
-def of_file(id: Any) -> dict[str, Any]:
-    return {"type": "image", "source": {"type": "file", "file_id": id}}
-
-
-def with_call(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "t1", "content": content}
-    return [user("Look."), {"role": "assistant", "content": [call]}, user([result])]
-
-
-def test_anthropics_images_may_be_stored_files(seeing: Any) -> None:
-    text, files = {"type": "text", "text": "What is this?"}, SeeingServing.batches
-    files.read = 0
-    for path in (ANTHROPIC, f"{ANTHROPIC}/count_tokens"):
-        body = {"model": "stub", "messages": [user([of_file("file-cat"), text, of_file("file-cat")])]}
-        prompt, _ = seeing(path, body | ({"max_tokens": 4} if path == ANTHROPIC else {}))
-        source = ImageSource(file=files.known["file-cat"], param="messages.0.content.0.image")
-        again = msgspec.structs.replace(source, param="messages.0.content.2.image")
-        assert seen(prompt.messages[0]["content"]) == [source, "What is this?", again]
-    assert files.read == 2, "each file once for a request"
-    prompt, _ = seeing(ANTHROPIC, {"model": "stub", "max_tokens": 4, "messages": with_call([of_file("file-cat")])})
-    (shown,) = (each for each in seen(prompt.messages[-1]["content"]) if isinstance(each, ImageSource))
-    assert shown.file == files.known["file-cat"]
-
-
-@pytest.mark.parametrize(
-    ("id", "status", "kind", "words"),
-    [
-        ("file-dog", 404, "not_found_error", "image.source.file_id: File not found: file-dog"),
-        ("file-large", 413, "request_too_large", "image.source.file_id: The files that the request names have more"),
-        ("", 400, "invalid_request_error", "source.file_id: String should have at least 1 character"),
-        (7, 400, "invalid_request_error", "source.file_id: Input should be a valid string"),
-        (None, 400, "invalid_request_error", "source.file_id: Field required"),
-    ],
-)
-def test_what_anthropic_says_of_other_files(seeing: Any, id: Any, status: int, kind: str, words: str) -> None:
-    for messages in ([user([of_file(id)])], with_call([of_file(id)])):
-        _, answer = seeing(ANTHROPIC, {"model": "stub", "max_tokens": 4, "messages": messages})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["type"]) == (status, kind)
-        assert words in error["message"]
-
-
-def test_images_of_responses_may_be_stored_files(seeing: Any) -> None:
-    part = {"type": "input_image", "file_id": "file-cat", "detail": "low"}
-    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    for items in (
-        [user([part])],
-        [user("Look."), call, {"type": "function_call_output", "call_id": "c", "output": [part]}],
-    ):
-        prompt, _ = seeing(RESPONSES, {"model": "stub", "input": items, "store": False})
-        (source,) = (each for each in seen(prompt.messages[-1]["content"]) if isinstance(each, ImageSource))
-        assert (source.url, source.detail) == (URL, "low")
-    for id, code in (("file-dog", "image_file_not_found"), ("file-large", "image_too_large")):
-        _, answer = seeing(RESPONSES, {"model": "stub", "input": [user([part | {"file_id": id}])]})
-        error = answer.json()["error"]
-        assert (answer.status_code, error["code"]) == (400, code)
-        assert error["param"] == "input[0].content[0].file_id"
-
-
-def test_a_model_that_sees_nothing_reads_no_files(seeing: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SeeingServing, "seen", None)
-    SeeingServing.batches.read = 0
-    _, answer = seeing(ANTHROPIC, {"model": "stub", "max_tokens": 4, "messages": [user([of_file("file-cat")])]})
-    assert "Could not process image: the model 'stub' reads text only" in answer.json()["error"]["message"]
-    part = {"type": "input_image", "file_id": "file-cat"}
-    _, answer = seeing(RESPONSES, {"model": "stub", "input": [user([part])]})
-    assert answer.json()["error"]["param"] == "input[0].content[0].file_id"
-    assert SeeingServing.batches.read == 0
