@@ -49,6 +49,7 @@ compute: they take seconds."""
 
 LONGEST = (
     "engine/test_same_request_same_tokens.py",
+    "kernels/test_attention_batches.py",
     "kernels/test_attention.py",
     "engine_client/test_crash_replay.py",
     "models/test_truth_rounded.py",

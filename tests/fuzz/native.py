@@ -30,6 +30,7 @@ FULL_OF_THREADS = (
     "tests/kernels/test_program.py",
     "tests/kernels/test_linear.py",
     "tests/kernels/test_attention.py",
+    "tests/kernels/test_attention_batches.py",
     "-k",
     "not fork and not spawn",
 )

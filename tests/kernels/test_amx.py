@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dragoman import kernels
-from tests.kernels.test_attention import Layer
+from tests.kernels.attention_layer import Layer
 from tests.kernels.test_block_formats import TYPES, pack, random_blocks, width
 
 PLAIN = "amx_plain"

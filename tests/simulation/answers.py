@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dragoman.core.caller import CallerLimits
-from dragoman.engine_client.client import PATIENCE_S
+from dragoman.engine_client.restarts import PATIENCE_S
 from dragoman.server.quotas import has_quotas
 from tests.simulation.books import Books, Used
 from tests.simulation.clients import Answer, Manner
