@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from dragoman.core.caller import CallerLimits
-from dragoman.core.errors import EngineUnavailable
 from dragoman.dialects import made_dialects
 from dragoman.engine.engine import Engine
 from dragoman.engine.integrity import check_integrity
 from dragoman.engine.messages import WorkerSettings
-from dragoman.engine_client.health import State
 from dragoman.server.accounts import Accounts
 from dragoman.server.app import create_app
 from dragoman.server.body_budget import BodyBudget
@@ -41,6 +39,7 @@ from tests.simulation.key_files import CheckedKeyring, KeyFile, Line
 from tests.simulation.plan import Plan, limits_of
 from tests.simulation.sessions import ADDRESSES, FLOODING, continued, conversed, flooding
 from tests.simulation.sharing import FOLDER, deterministic
+from tests.simulation.state_checks import StateChecks
 from tests.simulation.virtual_time import EPOCH_S, VirtualLoop, virtual_clocks
 from tests.simulation.workload import Template, poisonous, templates
 
@@ -85,10 +84,10 @@ class World(AnswerChecks):
         self.had_full_disk = False
         self._full_disks = 0
         self._full_until_s = float("-inf")
-        self._seen_s = 0.0
         self._wrong: Violation | None = None
         self._is_dying = False
         self.books = Books(self)
+        self._state = StateChecks(self)
         self.shares: list[FairShares] = []
         self.folder: Path
         self.key_file: KeyFile | None = None
@@ -155,9 +154,9 @@ class World(AnswerChecks):
             if self.plan.has_keys:
                 self.key_file = KeyFile(self, self.folder / "keys.txt", self._lines())
             try:
-                self.loop.on_turn = self._check_bounds
+                self.loop.on_turn = self._state.check_turn
                 self.loop.run_until_complete(self._lives())
-                self._check_nothing_left()
+                self._state.check_nothing_left()
                 if self._wrong is not None:
                     raise self._wrong
             except Violation:
@@ -278,7 +277,7 @@ class World(AnswerChecks):
             else:
                 await self._check_serves()
             await asyncio.sleep(SETTLE_S)
-            self._check_idle()
+            self._state.check_idle()
             if len(asyncio.all_tasks()) > before + TASKS_OF_ENGINE * (self.runtime.gauges()["models_loaded"] - 1):
                 raise Violation(f"tasks are left: {sorted(map(_task_name, asyncio.all_tasks()))}")
             looking.cancel()
@@ -413,44 +412,6 @@ class World(AnswerChecks):
         self._is_ended = True
         await self.runtime.end()
 
-    # Promises --------------------------------------------------------------------------------------------------------
-
-    def _check_bounds(self) -> None:
-        """At every turn of the loop."""
-        if self._is_dying:
-            return
-        if self._wrong is not None:
-            raise self._wrong
-        if self.key_file is not None:
-            self.key_file.check_read()
-        runtime = getattr(self, "runtime", None)
-        if runtime is None:
-            return
-        try:
-            is_down = runtime.engine.health().state is not State.READY
-        except EngineUnavailable:
-            is_down = False
-        if is_down:
-            now = self.loop.time()
-            if self._down and self._down[-1][1] == self._seen_s:
-                self._down[-1] = self._down[-1][0], now
-            else:
-                self._down.append((now, now))
-        self._seen_s = self.loop.time()
-        admission = runtime.serving.admission
-        if not 0 <= admission.waiting <= self.plan.settings.max_waiting or admission.running < 0:
-            raise Violation(f"{admission.waiting} requests wait, {admission.running} run")
-        for queue in admission._queues.values() if self.plan.limits else ():
-            most = self._most_waiting(queue.caller.name)
-            waiting = sum(place.sequences for place in queue.waiting)
-            if most is not None and waiting > most and len(queue.waiting) > 1:
-                raise Violation(f"{waiting} sequences of {queue.caller.name!r} wait, {most} may")
-
-    def _most_waiting(self, holder: str) -> int | None:
-        """How many sequences of a holder may ever have waited."""
-        limits = [each.max_waiting for each in self.limits_of(holder)]
-        return None if None in limits else max(each for each in limits if each is not None)
-
     async def _check_serves(self) -> None:
         """After all of it the server answers as if nothing had been."""
         tries = 100  # the engine's longest wait for its next start, and some more
@@ -462,38 +423,6 @@ class World(AnswerChecks):
             await asyncio.sleep(1.0)
             tries = tries - 1 if not self._start_faults else 100  # each of those makes it wait once more
         raise Violation(f"the server serves no more: {shown(answer)}")
-
-    def _check_idle(self) -> None:
-        admission = self.runtime.serving.admission
-        if admission.waiting or admission.running:
-            raise Violation(f"{admission.waiting} requests wait and {admission.running} run when all are over")
-        if self.is_drained:
-            return
-        client = self.runtime.engine
-        if client._requests or client._streams:
-            raise Violation(f"the engine's client holds {list(client._requests)}")
-        if self.runtime.serving.continuing._turns:
-            raise Violation("a key of a cut generation is held")
-        if self.bodies.used:
-            raise Violation(f"{self.bodies.used} bytes of bodies are counted that nobody has")
-        for pool in self.runtime.pools.all:
-            if pool.running or pool.queued:
-                raise Violation(f"the pool {pool.name} has {pool.running} running and {pool.queued} waiting")
-        for process in self.processes:
-            if process.is_alive and process.engine is not None and not process._is_stopped:
-                scheduler = process.engine.scheduler
-                if scheduler.groups or any(g.cache.available != g.cache.num_blocks for g in scheduler.tables.groups):
-                    raise Violation(f"the engine holds {list(scheduler.groups)} and blocks")
-
-    def _check_nothing_left(self) -> None:
-        alive = [each.pid for each in self.processes if each.is_alive]
-        if alive:
-            raise Violation(f"processes are left: {alive}")
-        if self.loop.errors:
-            raise Violation(f"nobody took care of: {self.loop.errors[:3]}")
-        timers = [each for each in self.loop._scheduled if not each.cancelled()]  # type: ignore[attr-defined]
-        if timers:
-            raise Violation(f"timers are left: {timers[:3]}")
 
 
 def _task_name(task: asyncio.Task[Any]) -> str:
