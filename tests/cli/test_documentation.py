@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from dragoman.cli.app import cli
 from dragoman.cli.docgen_options import page
+from dragoman.cli.other_servers import SERVERS
 from dragoman.cli.settings import OMITTED
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,29 @@ def test_help_names_every_option(command: str) -> None:
         said = CliRunner().invoke(cli.typer, [*command.split(), "--help-all"], env={"COLUMNS": "200"}).output
     for option in cli.commands[command]:
         assert option.flag[:16] in said
+
+
+OTHERS = {
+    "architecture.md": {"--fast"},
+    "disk-cache.md": {"--parts"},
+    "fields.md": {"--max-logprobs"},
+    "locallab.md": {"--stream", "--simple", "--chat", "--batch"},
+    "operating.md": {"--user", "--cap-add"},
+    "performance.md": {"--against"},
+    "verification.md": {"--count", "--short"},
+    "vllm.md": {"--tokens-only", "--enable-scale-out", "--max-logprobs", "--scheduling-policy", "--logprobs-mode"},
+}
+"""Options of other programs, by the page that names them without the program."""
+
+
+@pytest.mark.parametrize("page", sorted(each.name for each in (ROOT / "docs").glob("*.md")))
+def test_options_that_the_manual_names_exist(page: str) -> None:
+    options = [option for options in cli.commands.values() for option in options]
+    known = {flag for option in options for flag in (option.flag, option.flag.replace("--", "--no-", 1), *option.also)}
+    known |= {"--model", "--config", "--debug", "--help", "--help-all", "--install", "--version"} | OTHERS.get(page, set())
+    known |= {flag for rows in SERVERS.values() for row in rows for flag in row.flags} if page == "coming-from.md" else set()
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert set(re.findall(r"`(--[a-z][a-z0-9-]+)", text)) <= known
 
 
 def test_one_name_has_one_type_in_all_commands() -> None:

@@ -98,6 +98,17 @@ def test_it_is_listed_and_shown(server: ScriptedServer) -> None:
     assert call(server, "/pull", {"model": "two", "stream": False}).json() == {"status": "success"}
 
 
+def test_instructions_of_a_modelfile_without_meaning_here_are_reported_by_name(server: ScriptedServer) -> None:
+    body = PIRATE | {"renderer": "qwen3", "parser": "qwen3", "requires": "0.14.0", "info": {"a": 1}, "stream": False}
+    made = call(server, "/create", body)
+    assert made.json() == {"status": "success"}
+    assert made.headers["x-dragoman-warnings"] == "ignored: renderer, parser, requires, info"
+    silent = call(server, "/create", PIRATE | {"renderer": "", "parser": "", "requires": "", "stream": False})
+    assert "x-dragoman-warnings" not in silent.headers
+    refused = call(server, "/create", PIRATE | {"remote_host": "https://ollama.example"})
+    assert (refused.status_code, "remote_host" in refused.json()["error"]) == (400, True)
+
+
 def test_it_is_there_after_a_restart(template: ChatTemplate, tmp_path: Path) -> None:
     file = tmp_path / "derived.json"
     with served(template, file) as server:

@@ -361,6 +361,27 @@ CREATE = Table(
             Field(name=name, kind=Anything(), treatment=REFUSED, neutral=("", {}), note="No weights are written here.")
             for name in ("files", "adapters", "quantize", "quantization", "modelfile", "path")
         ),
+        Field(
+            name="remote_host",
+            kind=Anything(),
+            treatment=REFUSED,
+            neutral=("",),
+            note="Models of other servers are not passed on.",
+        ),
+        *(
+            Field(
+                name=name,
+                kind=Anything(),
+                treatment=REPORTED,
+                neutral=("", {}),
+                note="How the model writes is read from its own template.",
+            )
+            for name in ("renderer", "parser")
+        ),
+        *(
+            Field(name=name, kind=Anything(), treatment=REPORTED, neutral=("", {}), note="Of Ollama's own models.")
+            for name in ("requires", "info")
+        ),
     ),
 )
 
