@@ -207,6 +207,13 @@ def test_a_tool_by_name_is_used(calling: ScriptedServer) -> None:
     assert not can_follow(calling, NOW)
 
 
+def test_a_schema_that_cannot_be_enforced_is_refused_by_its_place(calling: ScriptedServer) -> None:
+    tools = [WEATHER, {**TIME, "defer_loading": True}, {"name": "odd", "input_schema": {"type": "object", "if": {}}}]
+    choice = {"tool_choice": {"type": "any"}}
+    error = post(calling, "/v1/messages", ASK | {"tools": tools} | choice).json()["error"]
+    assert error["message"].startswith("tools.2.input_schema: the schema cannot be enforced: 'if'")
+
+
 def test_cut_arguments_are_closed(calling: ScriptedServer) -> None:
     calling.engine.texts = ['<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "day": "Mon']
     answer = post(calling, "/v1/messages", ASK | TOOLS | {"max_tokens": 200}).json()
