@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dragoman.core.errors import DragomanError, ModelNotFound
-from dragoman.serving.model_registry import ModelRegistry, ModelSource
+from dragoman.serving.model_registry import ModelRegistry, ModelSource, missing_offers
 from dragoman.serving.settings import CatalogSettings
 
 FIRST = ModelSource(name="first", source="/somewhere/first", aliases=("org/alias",))
@@ -40,6 +40,31 @@ def test_what_an_operator_offers(tmp_path: Path) -> None:
     found = registry.find("mine")
     assert (found.source, found.architecture, found.size_bytes) == (str(folder), "LlamaForCausalLM", 1000)
     assert registry.find("org/hub") == ModelSource(name="org/hub", source="org/hub")
+
+
+def test_two_models_do_not_share_a_name(tmp_path: Path) -> None:
+    one, two = model_folder(tmp_path / "one"), model_folder(tmp_path / "two")
+    known = ModelSource(name="known", source=str(one), aliases=("other",))
+    for offers in ((f"known={two}",), (f"other={two}",), (f"mine={one}", f"mine={two}")):
+        with pytest.raises(DragomanError, match=f"--offer .*{two}: another model has the name"):
+            ModelRegistry(CatalogSettings(offer=offers), known)
+    again = ModelRegistry(
+        CatalogSettings(offer=(f"known={one}",), models_folder=str(tmp_path), offer_cached=False), known
+    )
+    assert names(again) == ["known", "one", "two", "embedded"]
+    # A folder that has the name of an alias is not listed beside it.
+    (tmp_path / "two").rename(tmp_path / "other")
+    again.look_again()
+    assert names(again) == ["known", "one", "embedded"]
+
+
+def test_what_is_offered_may_be_missing_and_may_not_be_impossible(tmp_path: Path) -> None:
+    missing = CatalogSettings(offer=(f"x={tmp_path}/nope", "gpt2", "org/hub@main", str(tmp_path)))
+    ModelRegistry(missing, FIRST)
+    assert list(missing_offers(missing)) == [f"x={tmp_path}/nope"]
+    for wrong in ("  ", "a\nb", "x=two words", "ü"):
+        with pytest.raises(DragomanError, match="is no path, and no hub id"):
+            ModelRegistry(CatalogSettings(offer=(wrong,)), FIRST)
 
 
 @pytest.mark.parametrize("wrong", ["", "=x", "x="])

@@ -6,6 +6,7 @@ in a folder that the operator named, those in the hub's cache on this machine, a
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +32,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(:[A-Za-z0
 """A repository, and where it has several models the file or the quantization of one."""
 
 
+_MAY_BE_SOURCE = re.compile(r"[/.~]|[\w.-]+(/[\w.-]+)*/?(:[\w.-]+)?(@[\w.-]+)?$|.*\.gguf$", re.ASCII)
+"""A path or a name on the hub; a relative path of other characters begins with ``./``."""
+
+
 class ModelSource(msgspec.Struct, frozen=True, kw_only=True):
     """A model that may be loaded.
 
@@ -54,7 +59,14 @@ class ModelRegistry:
     ) -> None:
         """``first``: the model that the server starts with. Raises DragomanError for an invalid ``offer``."""
         self._settings = settings
-        self._named = [first, *(_named(text) for text in settings.offer)]
+        self._named = [first]
+        for text in settings.offer:
+            offered = _named(text)
+            known = next((each for each in self._named if offered.name in (each.name, *each.aliases)), None)
+            if known is None:
+                self._named.append(offered)
+            elif known.source != offered.source:
+                raise DragomanError(f"--offer {text}: another model has the name {offered.name}; NAME=SOURCE gives one")
         self._clock = clock
         self._found: tuple[ModelSource, ...] = ()
         self._looked: float | None = None
@@ -126,8 +138,8 @@ class ModelRegistry:
     def _search(self) -> Iterator[ModelSource]:
         seen: set[str] = set()
         for source in (*self._named, *self._in_folder(), *self._in_cache(), *_embedded()):
-            if source.name not in seen and not seen.intersection(source.aliases):
-                seen.add(source.name)
+            if seen.isdisjoint({source.name, *source.aliases}):
+                seen.update({source.name, *source.aliases})
                 yield source
 
     def _in_folder(self) -> Iterator[ModelSource]:
@@ -174,12 +186,22 @@ def model_source(name: str, source: str | None, aliases: tuple[str, ...] = ()) -
     return msgspec.structs.replace(_described(name, source, folder), aliases=aliases)
 
 
+def missing_offers(settings: CatalogSettings) -> Iterator[str]:
+    """Yield the offers of paths that do not exist now: each may still be mounted, or is mistyped."""
+    for text in settings.offer:
+        source = text.partition("=")[2] or text
+        if source.startswith(("/", "./", "../", "~")) and not os.path.exists(expand_user(source)):
+            yield text
+
+
 def _named(text: str) -> ModelSource:
     name, equals, source = text.partition("=")
     if not equals:
         name, source = source_name(name), name
     if not name or not source:
         raise DragomanError(f"--offer {text}: it is NAME=SOURCE, where the source is a folder or a hub id")
+    if not os.path.exists(expand_user(source)) and not _MAY_BE_SOURCE.match(source):
+        raise DragomanError(f"--offer {text!r}: {source!r} is no path, and no hub id (owner/name)")
     return model_source(name, source)
 
 

@@ -33,7 +33,7 @@ from dragoman.serving.loaded_model import Engine, LoadedModel
 from dragoman.serving.memory_budget import MemoryBudget
 from dragoman.serving.model_loader import NO_SAMPLING, ModelLoader, OnBlocks, Step
 from dragoman.serving.model_pool import ModelPool
-from dragoman.serving.model_registry import ModelRegistry, ModelSource, model_source
+from dragoman.serving.model_registry import ModelRegistry, ModelSource, missing_offers, model_source
 from dragoman.serving.pool_loader import Progress
 from dragoman.serving.prefix_names import CachedPrefixes
 from dragoman.serving.recorder import Recorder
@@ -338,6 +338,8 @@ async def start_runtime(
     lora.check_first()
     if "disk" in (continuing.continue_store, responses.responses_store, batches.files_store):
         _warn_of_unusable(continuing.folder)
+    for offer in missing_offers(catalog):
+        log.warning("--offer %s: No such file or directory; it cannot be loaded until it is there", offer)
     _warn_of_unreadable("--models-folder", catalog.models_folder)
     _warn_of_unreadable("--adapters-folder", adapters.adapters_folder)
     # Started at once, so that the number of threads does not grow with requests.

@@ -46,7 +46,7 @@ class ServingSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     PANEL: ClassVar[str] = "Server"
 
-    name: Annotated[str, Meta(max_length=MOST_NAME_CHARS)] | None = None
+    name: Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS)] | None = None
     alias: tuple[Annotated[str, Meta(min_length=1, max_length=MOST_NAME_CHARS)], ...] = ()
     chat_template: FileName | None = None
     unknown_models: Literal["refuse", "default"] = "refuse"
