@@ -85,6 +85,18 @@ def test_figures_are_for_this_machine_unless_an_operator_says_otherwise(metrics_
         assert listener.getsockname()[0] == bound
 
 
+@pytest.mark.parametrize(("host", "metrics_host"), [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")])
+def test_the_port_for_clients_is_not_taken_from_them(host: str, metrics_host: str) -> None:
+    """Two sockets may be bound to it, and the second one that listens fails."""
+    with contextlib.closing(bound(host, 0)) as clients:
+        port = clients.getsockname()[1]
+        named = msgspec.structs.replace(EVERYWHERE, metrics_host=metrics_host, metrics_port=port)
+        assert metrics_socket(named, DIALECTS, clients) is None
+        another = metrics_socket(msgspec.structs.replace(named, metrics_port=0), DIALECTS, clients)
+        assert another is not None
+        another.close()
+
+
 def test_friendlis_port_is_for_this_machine_too() -> None:
     friendli = next(dialect for dialect in DIALECTS if dialect.name == "friendli")
     assert friendli.metrics_port == 8281

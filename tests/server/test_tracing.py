@@ -192,6 +192,12 @@ async def test_without_an_endpoint_nothing_is_there(runtime: LocalServer) -> Non
     assert "traceparent" not in answer.headers
 
 
+@pytest.mark.parametrize("endpoint", ["", "  ", "junk", "localhost:x", "http://", "ftp://host:1", "http://a b:4317"])
+def test_what_is_no_address_of_a_collector_is_refused(endpoint: str) -> None:
+    with pytest.raises(DragomanError, match=r"--otlp-endpoint .*: an address such as"):
+        tracing_of(TracingSettings(otlp_endpoint=endpoint))
+
+
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("opentelemetry.exporter")]:
         monkeypatch.delitem(sys.modules, name)

@@ -15,6 +15,7 @@ import typer
 
 from dragoman.cli import console
 from dragoman.cli.download_bar import DownloadBar
+from dragoman.cli.idle_options import idle_options
 from dragoman.cli.logs import configure_logs
 from dragoman.cli.serve_settings import ServeSettings
 from dragoman.cli.tunnel import Tunnel
@@ -41,7 +42,7 @@ def serve(settings: ServeSettings, prespawned: PrespawnedWorker | None = None, n
     logs = configure_logs(settings.logs)
     check_open_files()
     import_numpy_within_limits()
-    console.remarks((*notes, *processor_limit()))
+    console.remarks((*notes, *processor_limit(), *idle_options(settings)))
     check_settings(settings.dialects)
     check_browsers(settings.browsers)
     TrustedProxies(settings.network.trusted_proxy)

@@ -180,7 +180,7 @@ async def serve(
         possible, reserve = allow_connections(settings.max_connections, network.reserved_connections)
         settings = msgspec.structs.replace(settings, max_connections=possible)
         network = msgspec.structs.replace(network, reserved_connections=reserve)
-        figures = metrics_socket(settings, dialects)
+        figures = metrics_socket(settings, dialects, listener)
         async with (
             start_runtime(
                 settings,

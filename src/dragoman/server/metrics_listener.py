@@ -55,10 +55,13 @@ STATUSES: dict[type[DragomanError], int] = {
 }
 
 
-def metrics_socket(settings: ServerSettings, dialects: Sequence[Dialect]) -> socket.socket | None:
+def metrics_socket(
+    settings: ServerSettings, dialects: Sequence[Dialect], clients: socket.socket | None = None
+) -> socket.socket | None:
     """Return the socket for ``--metrics-port``, or for the port where clients of the operator's dialect expect metrics.
 
-    None where there is no such port, or it cannot be bound: serving goes on without it.
+    ``clients``: the bound socket that all others use. None where there is no such port, or it cannot be bound: serving
+    goes on without it.
     """
     port = settings.metrics_port
     if port is None and settings.dialect != "auto":
@@ -66,10 +69,23 @@ def metrics_socket(settings: ServerSettings, dialects: Sequence[Dialect]) -> soc
     if port is None:
         return None
     try:
-        return bound(settings.metrics_host, port)
+        listener = bound(settings.metrics_host, port)
     except DragomanError as error:
         log.warning("no metrics on a port of their own: %s; they are at /metrics", error.message)
         return None
+    if clients is not None and _is_same_port(listener, clients):
+        listener.close()
+        log.warning("no metrics on a port of their own: port %d is the one for clients; they are at /metrics", port)
+        return None
+    return listener
+
+
+def _is_same_port(one: socket.socket, other: socket.socket) -> bool:
+    """Return whether only one of two bound sockets can listen."""
+    if other.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    (host, port), (other_host, other_port) = one.getsockname()[:2], other.getsockname()[:2]
+    return bool(port == other_port and (host == other_host or {host, other_host} & {"0.0.0.0", "::"}))
 
 
 @asynccontextmanager

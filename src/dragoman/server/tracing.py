@@ -6,6 +6,7 @@ The caller's span is found in the header ``traceparent`` (W3C Trace Context); th
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -127,10 +128,13 @@ def _given(params: msgspec.Struct) -> dict[str, Any]:
 def tracing_of(settings: TracingSettings) -> Tracing | None:
     """Return the sender of spans to the collector, in batches and in a thread; None where no collector is named.
 
-    Raises DragomanError when the packages for it are not installed.
+    Raises DragomanError when the packages for it are not installed, and for what is no address.
     """
     if settings.otlp_endpoint is None:
         return None
+    if not _is_address(settings.otlp_endpoint):
+        message = f"--otlp-endpoint {settings.otlp_endpoint!r}: an address such as http://localhost:4317 is wanted"
+        raise DragomanError(message)
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError:
@@ -138,6 +142,16 @@ def tracing_of(settings: TracingSettings) -> Tracing | None:
     insecure = not settings.otlp_endpoint.startswith("https://")
     exporter = OTLPSpanExporter(endpoint=settings.otlp_endpoint, insecure=insecure, timeout=EXPORT_S)
     return exporting(exporter, settings.otlp_service_name)
+
+
+def _is_address(text: str) -> bool:
+    scheme, separator, rest = text.rpartition("://")
+    parts = urlsplit(f"//{rest}")
+    try:
+        has_place = bool(parts.hostname) and (separator or parts.port is not None)
+    except ValueError:  # no number of a port
+        return False
+    return bool(has_place) and scheme in ("", "http", "https") and not any(map(str.isspace, text))
 
 
 def exporting(exporter: SpanExporter, service_name: str) -> Tracing:

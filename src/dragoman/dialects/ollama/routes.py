@@ -253,7 +253,10 @@ def operator_options(settings: OllamaSettings) -> dict[str, Any]:
     try:
         options = msgspec.json.decode(settings.ollama_options.encode(), type=dict[str, Any])
         reading = OPTIONS.read(options, strict=True)
-    except (msgspec.DecodeError, DragomanError) as error:
+    except msgspec.DecodeError as error:
+        message = f"--ollama-options {settings.ollama_options:.80}: it has to be an object in JSON ({error})"
+        raise DragomanError(message) from None
+    except DragomanError as error:
         raise DragomanError(f"--ollama-options: {error}") from None
     if reading.reported:
         raise DragomanError(f"--ollama-options: {reading.reported[0]} has no effect here")
