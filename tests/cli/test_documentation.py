@@ -53,8 +53,10 @@ OTHERS = {
 def test_options_that_the_manual_names_exist(page: str) -> None:
     options = [option for options in cli.commands.values() for option in options]
     known = {flag for option in options for flag in (option.flag, option.flag.replace("--", "--no-", 1), *option.also)}
-    known |= {"--model", "--config", "--debug", "--help", "--help-all", "--install", "--version"} | OTHERS.get(page, set())
-    known |= {flag for rows in SERVERS.values() for row in rows for flag in row.flags} if page == "coming-from.md" else set()
+    known |= {"--model", "--config", "--debug", "--help", "--help-all", "--install", "--version"}
+    known |= OTHERS.get(page, set())
+    if page == "coming-from.md":
+        known |= {flag for rows in SERVERS.values() for row in rows for flag in row.flags}
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     assert set(re.findall(r"`(--[a-z][a-z0-9-]+)", text)) <= known
 
