@@ -205,6 +205,34 @@ def test_a_call_of_qwen_may_lack_the_tag_that_opens_it(end: str) -> None:
     assert parse("qwen", list("Let me see.\n\n" + call + end)) == whole
 
 
+@pytest.mark.parametrize(
+    ("format", "text"),
+    [
+        pytest.param(
+            "glm",
+            "<tool_call>f<arg_key>text</arg_key><arg_value>  a\n  </arg_value><arg_key>count</arg_key>"
+            "<arg_value>420</arg_value></tool_call>\n<tool_call>g</tool_call>",
+            id="Laguna",
+        ),
+        pytest.param(
+            "qwen",
+            "<tool_call>\n<function=f>\n<parameter=text>  a\n  </parameter>\n<parameter=count>420</parameter>\n"
+            "</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>",
+            id="MiMo-V2-Flash",
+        ),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 1000])
+def test_tags_may_follow_each_other_without_line_breaks(format: str, text: str, size: int) -> None:
+    pieces = [text[place : place + size] for place in range(0, len(text), size)]
+    first, given, _, second, none, _ = parse(format, pieces)
+    assert (first, second) == (CallStart(0, "id", "f"), CallStart(1, "id", "g"))
+    assert isinstance(given, CallArguments)
+    assert isinstance(none, CallArguments)
+    assert json.loads(given.text) == {"text": "  a\n  ", "count": 420}
+    assert none.text == "{}"
+
+
 def test_tags_of_deepseek_say_which_values_are_strings() -> None:
     given = {"text": "5", "count": 5, "list": [1, {"a": None}], "unnamed": "true", "any": True}
     text = "I look.\n\n" + written("deepseek_tagged", [("f", given), ("g", {})])
