@@ -29,6 +29,7 @@ UNLIMITED = made_dialects({"locallab": LocalLabSettings(locallab_rate_limit=0)})
 SLOW = msgspec.structs.replace(STUB, step_s=0.01, max_context=512)
 PATIENT = msgspec.structs.replace(QUICK, write_timeout_s=60.0)
 IN_A_HURRY = IngressSettings(wait_s=0.3, continue_s=0.6)
+READY = b'{"ready":true,"reason":"","models":["stub"],"waiting":0,"running":0,"blocks":10,"prefixes":[]}'
 LASTING = IngressSettings(wait_s=60.0, continue_s=240.0)
 """On a machine that has much to do no replica may be ready for long."""
 
@@ -114,3 +115,31 @@ def port_of(front: FrontServer) -> int:
     """Return the port at which it listens."""
     port: int = front.servers[0]._socket.getsockname()[1]
     return port
+
+
+@asynccontextmanager
+async def imposter(
+    answer: Callable[[bytes, asyncio.StreamWriter], object], is_silent: asyncio.Event | None = None
+) -> AsyncIterator[int]:
+    """Yield the port of something that says it is a ready replica, unless it ``is_silent``, and answers requests as
+    ``answer`` writes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            if is_silent is not None and is_silent.is_set():
+                pass
+            elif head.startswith(b"GET /cluster/state"):
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(READY) + READY)
+            else:
+                answer(head, writer)
+            await writer.drain()
+            await reader.read()
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1]

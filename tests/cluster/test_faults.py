@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import msgspec
 import pytest
-from cluster_stub import IN_A_HURRY, LASTING, SECRET, cluster_of, cut, front_of, port_of, until
+from cluster_stub import IN_A_HURRY, LASTING, READY, SECRET, cluster_of, cut, front_of, imposter, port_of, until
 from stub_runtime import RunningServer
 
 from dragoman.cluster.attempts import MOST_LOSSES
@@ -28,35 +26,6 @@ BODY = {"prompt": "Once upon a time", "max_tokens": 4, "seed": 1, "ignore_eos": 
 LENGTH_OF_NINE, REFUSAL_OF_NINE = (
     frame(HEAD_FRAME, msgspec.msgpack.encode([status, [[b"content-length", b"9"]]])) for status in (200, 503)
 )
-READY = b'{"ready":true,"reason":"","models":["stub"],"waiting":0,"running":0,"blocks":10,"prefixes":[]}'
-
-
-@asynccontextmanager
-async def imposter(
-    answer: Callable[[bytes, asyncio.StreamWriter], object], is_silent: asyncio.Event | None = None
-) -> AsyncIterator[int]:
-    """Yield the port of something that says it is a ready replica, unless it ``is_silent``, and answers requests as
-    ``answer`` writes."""
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            head = await reader.readuntil(b"\r\n\r\n")
-            if is_silent is not None and is_silent.is_set():
-                pass
-            elif head.startswith(b"GET /cluster/state"):
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(READY) + READY)
-            else:
-                answer(head, writer)
-            await writer.drain()
-            await reader.read()
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[1]
 
 
 def relayed(*frames: bytes) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
+import hashlib
 import json
 import secrets
 from collections.abc import AsyncIterator
@@ -11,7 +13,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from cluster_stub import IN_A_HURRY, cluster_of, cut, until
+from cluster_stub import IN_A_HURRY, cluster_of, cut, imposter, until
 from stub_runtime import RunningServer
 
 from dragoman.cluster.ingress import Ingress
@@ -131,6 +133,33 @@ async def test_a_lost_answer_is_not_continued_as_if_its_client_had_it(
     async with cluster_of([("r0", servers[0].port)]) as cluster:
         assert await texts("lost") == await texts("undisturbed")
         assert len(lost) == 1
+
+
+async def test_a_socket_whose_replica_stands_still_goes_on_elsewhere(
+    servers: list[RunningServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it is well where it is asked, and nothing on the socket any more."""
+    monkeypatch.setattr("dragoman.cluster.sockets.PING_S", 0.05)
+    monkeypatch.setattr("dragoman.cluster.sockets.PONG_S", 0.1)
+    monkeypatch.setattr("dragoman.cluster.sockets.CLOSE_S", 0.1)
+
+    def open_and_stop(head: bytes, writer: asyncio.StreamWriter) -> None:
+        keys = [line.split(b": ")[1] for line in head.splitlines() if line.lower().startswith(b"sec-websocket-key")]
+        if not keys:  # the ingress asks for changes
+            return
+        accept = base64.b64encode(hashlib.sha1(keys[0] + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest())
+        switch = b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+        writer.write(switch + b"sec-websocket-accept: " + accept + b"\r\n\r\n")
+
+    async with imposter(open_and_stop) as port, cluster_of([("a", port), ("b", servers[0].port)]) as cluster:
+        monkeypatch.setattr(
+            cluster.table.choice, "rank", lambda names, wanted: sorted(names, key=lambda n: (n in wanted.avoid, n))
+        )
+        async with socket(cluster.ingress, "/alexandria/api/ws") as client:
+            assert (await client.receive())["type"] == "websocket.accept"
+            client.send(prompts(fresh("still"), tokens=2))
+            assert "error" not in json.loads((await client.receive())["text"])
+        assert cluster.ingress.counts.lost == 1
 
 
 async def test_a_path_without_a_socket_is_refused(servers: list[RunningServer]) -> None:

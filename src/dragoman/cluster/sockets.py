@@ -44,6 +44,9 @@ _HOST = re.compile(r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])(?::(\d{1,5}))?", re.ASCII)
 MOST_KEPT = 4 * 1024 * 1024
 """Bytes of a client's messages that are kept to be repeated. A socket with more ends with its replica."""
 OPEN_S = 10.0
+PING_S, PONG_S, CLOSE_S = 3.0, 5.0, 1.0
+"""Seconds between two questions whether a replica is there, until one without an answer counts as lost, and that it has
+to close: 9 in all, as for other requests."""
 RESTARTING, INTERNAL_ERROR = 1012, 1011
 OF_THE_HANDSHAKE = frozenset({b"connection", b"upgrade", b"host", b"content-length", b"transfer-encoding"})
 BROKEN = frozenset({1006, 1012, 1001})
@@ -168,6 +171,9 @@ class _Socket:
                 proxy=None,
                 max_size=None,
                 open_timeout=OPEN_S,
+                ping_interval=PING_S,
+                ping_timeout=PONG_S,
+                close_timeout=CLOSE_S,
                 user_agent_header=None,
             )
         except InvalidStatus as refusal:
