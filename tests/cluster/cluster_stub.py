@@ -22,6 +22,7 @@ from dragoman.cluster.sockets import SocketRelay
 from dragoman.dialects import made_dialects
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.server.settings import NetworkSettings
+from dragoman.server.tls import Certificates
 
 SECRET = b"the secret of this cluster"
 UNLIMITED = made_dialects({"locallab": LocalLabSettings(locallab_rate_limit=0)})
@@ -98,10 +99,10 @@ def cut(server: RunningServer) -> None:
 
 
 @asynccontextmanager
-async def front_of(cluster: Cluster) -> AsyncIterator[FrontServer]:
+async def front_of(cluster: Cluster, certificates: Certificates | None = None) -> AsyncIterator[FrontServer]:
     """Serve a cluster at a port, as an ingress does: ``port_of`` says which."""
     listening = bound_socket("127.0.0.1", 0)
-    front = FrontServer(cluster.ingress, PATIENT, NetworkSettings(), DIALECTS)
+    front = FrontServer(cluster.ingress, PATIENT, NetworkSettings(), DIALECTS, certificates)
     serving = asyncio.create_task(front.serve_on(listening))
     await until(lambda: front.started)
     try:

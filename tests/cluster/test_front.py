@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from certificates import certificate, needs_openssl, shown_certificate
 from cluster_stub import IN_A_HURRY, cluster_of, front_of, port_of, until
 from stub_runtime import RunningServer
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from dragoman.server.open_files import OTHER_DESCRIPTORS
+from dragoman.server.tls import Certificates
 
 pytestmark = pytest.mark.anyio
 
@@ -87,3 +90,24 @@ async def test_what_is_not_finished_when_the_ingress_ends_gets_the_reason(
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1012
     assert not [each.getMessage() for each in caplog.records if "Exception" in each.getMessage()]
+
+
+@needs_openssl
+async def test_a_certificate_that_is_renewed_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file at a time: what does not belong together is not used."""
+    monkeypatch.setattr("dragoman.cluster.front.RENEWED_S", 0.01)
+    used, newer = certificate(tmp_path / "used"), certificate(tmp_path / "newer")
+    certificates = Certificates(str(used[0]), str(used[1]))
+    async with cluster_of([]) as cluster, front_of(cluster, certificates) as front:
+        port = port_of(front)
+        before = await asyncio.to_thread(shown_certificate, port)
+        used[0].write_bytes(newer[0].read_bytes())
+        await until(lambda: "the key does not belong to the certificate" in caplog.text)
+        assert await asyncio.to_thread(shown_certificate, port) == before
+        used[1].write_bytes(newer[1].read_bytes())
+        async with asyncio.timeout(60):
+            while await asyncio.to_thread(shown_certificate, port) == before:
+                await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(shown_certificate, port) == newer[0].read_text()

@@ -10,11 +10,9 @@ import logging
 import os
 import resource
 import select
-import shutil
 import socket
 import ssl
 import stat
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +22,7 @@ import httpx
 import msgspec
 import pytest
 import uvloop
+from certificates import certificate, needs_openssl, shown_certificate
 from sockets import ENDLESS, ask, read_all, request_of, serves, status_of, until
 from stub_runtime import LONG, QUICK, RunningServer, running_server
 from toy_dialect import toy
@@ -264,18 +263,6 @@ def test_without_descriptors_nothing_spins_or_is_thrown_into_the_log(
 
 # TLS -----------------------------------------------------------------------------------------------------------------
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make certificates")
-
-
-def certificate(folder: Path, name: str = "localhost", password: str = "") -> tuple[Path, Path]:
-    folder.mkdir(exist_ok=True)
-    cert, key = folder / "cert.pem", folder / "key.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
-    command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName=DNS:{name},IP:127.0.0.1"]
-    command += ["-passout", f"pass:{password}"] if password else ["-nodes"]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(cert)], check=True, capture_output=True)
-    return cert, key
-
 
 @pytest.fixture(scope="module")
 def tls_files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
@@ -289,10 +276,6 @@ def tls_server(tls_files: tuple[Path, Path]) -> Iterator[RunningServer]:
     settings = msgspec.structs.replace(QUICK, dialect="auto", header_timeout_s=2.0)
     with running_server(settings, network=network, dialects=(toy("north"),)) as server:
         yield server
-
-
-def shown_certificate(port: int) -> str:
-    return ssl.get_server_certificate(("127.0.0.1", port))
 
 
 @needs_openssl

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from dragoman.cluster.ingress import Ingress
+from dragoman.core.errors import DragomanError
 from dragoman.dialects.api import Dialect
 from dragoman.server.app_context import chosen_dialect
 from dragoman.server.connection_context import connection_context
@@ -22,6 +23,8 @@ from dragoman.server.tls import Certificates
 
 log = logging.getLogger("dragoman.cluster")
 
+RENEWED_S = 10.0
+"""Seconds between two looks whether the certificate was renewed."""
 LEAVE_S = 0.5
 """Seconds for the first requests of connections that were accepted last."""
 
@@ -61,7 +64,21 @@ class FrontServer(ListeningServer):
 
     async def serve_on(self, listening: socket.socket) -> None:
         """Serve until ``should_exit``."""
-        await self.serve(sockets=[listening])
+        watching = asyncio.create_task(self._watch_certificates())
+        try:
+            await self.serve(sockets=[listening])
+        finally:
+            watching.cancel()
+
+    async def _watch_certificates(self) -> None:
+        """Take a certificate that was renewed: nobody can send SIGHUP to an ingress wherever Ray runs it."""
+        while self.certificates is not None:
+            await asyncio.sleep(RENEWED_S)
+            try:
+                if await asyncio.to_thread(self.certificates.reload_if_changed):
+                    log.info("the certificate has changed: new connections get the one that is there now")
+            except DragomanError as error:
+                log.error("the certificate has changed and cannot be used, the one from before stays: %s", error)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_after_drain())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -20,7 +21,28 @@ class Certificates:
         self._certificate, self._key, self._password_file = certificate, key, password_file
         self._was_asked = False
         """Whether the key was found to be encrypted."""
+        self._seen = self._state()
         self.context = self._read()
+
+    def reload_if_changed(self) -> bool:
+        """Read the files again if they were written to or replaced. Return whether they were. Raises as ``reload``."""
+        before, self._seen = self._seen, self._state()
+        if self._seen == before:
+            return False
+        self.reload()
+        return True
+
+    def _state(self) -> object:
+        """Return a value that changes when one of the files does."""
+        found: list[object] = []
+        for file in filter(None, (self._certificate, self._key, self._password_file)):
+            try:
+                state = os.stat(file)
+            except OSError as error:
+                found.append(error.errno)
+            else:
+                found.append((state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns))
+        return found
 
     def reload(self) -> None:
         """Read the files again. Where they cannot be used, raise DragomanError and keep those in use."""
