@@ -61,6 +61,13 @@ def test_options_that_the_manual_names_exist(page: str) -> None:
     assert set(re.findall(r"`(--[a-z][a-z0-9-]+)", text)) <= known
 
 
+@pytest.mark.parametrize("page", sorted(each.name for each in (ROOT / "docs").glob("*.md")))
+def test_keys_in_examples_can_be_sent(page: str) -> None:
+    """A header takes no ellipsis: who copied the lines got an error of the client."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    assert all(key.isascii() for key in re.findall(r'api_key="([^"]*)"', text))
+
+
 def test_one_name_has_one_type_in_all_commands() -> None:
     kinds: dict[str, object] = {}
     for options in cli.commands.values():

@@ -246,6 +246,17 @@ def test_a_hostname_that_is_no_address_is_every_address(hostname: str) -> None:
     assert any("is no IP address" in note for note in notes) == (hostname == "container-7")
 
 
+def test_names_of_precisions_that_vllm_has_are_taken_too() -> None:
+    begun, notes = prespawned(LauncherSettings(dtype="half", kv_cache_dtype="fp8"), start())
+    assert (begun.model.precision, begun.model.kv_precision) == ("bfloat16", "int8")
+    assert "--dtype half: weights are bfloat16 here" in notes
+    own = msgspec.structs.replace(start(), model=ModelSettings(precision="int8", kv_precision="int4"))
+    begun, _ = prespawned(LauncherSettings(dtype="auto", kv_cache_dtype="auto"), own)
+    assert (begun.model.precision, begun.model.kv_precision) == ("int8", "int4")
+    begun, _ = prespawned(LauncherSettings(dtype="auto", quantize="eetq"), start())
+    assert begun.model.precision == "int8"
+
+
 def test_keys_and_values_in_eight_bits() -> None:
     begun, notes = prespawned(LauncherSettings(kv_cache_dtype="fp8_e5m2"), start())
     assert begun.model.kv_precision == "int8"

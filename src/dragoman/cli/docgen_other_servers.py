@@ -26,9 +26,10 @@ line, the service file or the container of another server, and wants to know wha
 | SGLang | [below](#sglangs-options) | none is read |
 
 `dragoman serve` knows the options of this page: it does not take them, and says what is here in their place. Options
-that are not listed and have the same name here mean the same (`--host`, `--port`, `--revision`,
-`--generation-config`, `--mmproj`, `--alias` …); `--api-key-file` is [a file of another form](keys-and-limits.md).
-Where nothing takes the place of an option, nothing is to be set.
+that are not listed and have the same name here mean the same (`--host`, `--port`, `--revision`, `--dtype`,
+`--mmproj`, `--alias` …), but for four: `--api-key-file` is [a file of another form](keys-and-limits.md),
+`--generation-config vllm` is `none` here, `--chat-template` takes a file and no name, and `--rope-scaling` is
+`linear` or `dynamic`. Where nothing takes the place of an option, nothing is to be set.
 """
 
 OLLAMA_HEAD = f"""

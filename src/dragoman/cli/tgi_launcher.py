@@ -55,14 +55,16 @@ PRECISIONS: dict[str, RequestedPrecision] = {
     "float16": "bfloat16",
     "bfloat16": "bfloat16",
     "float32": "float32",
+    "half": "bfloat16",
+    "float": "float32",
     "bitsandbytes": "int8",
     "bitsandbytes-nf4": "int4",
     "bitsandbytes-fp4": "int4",
     "eetq": "int8",
     "fp8": "int8",
 }
-"""The precision of each ``--dtype`` or ``--quantize``. Formats of checkpoints (awq, gptq …) are read from the
-checkpoint."""
+"""The precision of each ``--dtype``, by vLLM's names too, or ``--quantize``. Formats of checkpoints (awq, gptq …) are
+read from the checkpoint."""
 
 VARIABLES = {
     "HF_MODEL_ID": "model_id",
@@ -111,9 +113,9 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
         model_id: the model, a folder or hub id: as the command's argument.
         tokenizer_config_path: file whose chat_template takes the place of the model's.
         trust_remote_code: no effect.
-        dtype: precision of the weights; float16 is bfloat16 here.
+        dtype: precision of the weights; float16 (half) is bfloat16 here, and auto no effect.
         quantize: precision of the weights; the names of checkpoint formats leave that to the checkpoint.
-        kv_cache_dtype: precision of keys and values, as --kv-precision; the kinds of fp8 are int8 here.
+        kv_cache_dtype: precision of keys and values, as --kv-precision; kinds of fp8 are int8 here, and auto no effect.
         speculate: tokens that are guessed ahead by lookup; 0 is off.
         max_input_length: an older name of --max-input-tokens.
         max_batch_prefill_tokens: tokens computed in one step, as --step-tokens.
@@ -147,9 +149,9 @@ class LauncherSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_id: FileName | None = None
     tokenizer_config_path: FileName | None = None
     trust_remote_code: bool = False
-    dtype: Literal["float16", "bfloat16", "float32"] | None = None
+    dtype: Literal["float16", "bfloat16", "float32", "auto", "half", "float"] | None = None
     quantize: str | None = None
-    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2"] | None = None
+    kv_cache_dtype: Literal["fp8_e4m3fn", "fp8_e5m2", "auto", "fp8", "fp8_e4m3"] | None = None
     speculate: Annotated[int, Meta(ge=0)] | None = None
     max_input_length: Count | None = None
     max_batch_prefill_tokens: Count | None = None
@@ -237,16 +239,17 @@ def _choice(asked: LauncherSettings, choice: ModelChoice) -> ModelChoice:
 
 
 def _model(asked: LauncherSettings, model: ModelSettings, notes: list[str]) -> ModelSettings:
-    if asked.dtype is not None and asked.quantize is not None:
+    dtype = None if asked.dtype == "auto" else asked.dtype
+    if dtype is not None and asked.quantize is not None:
         raise DragomanError("Only one of --dtype and --quantize can be given")
     changes: dict[str, Any] = {}
-    wanted = asked.dtype or asked.quantize
+    wanted = dtype or asked.quantize
     if wanted is not None:
         changes["precision"] = PRECISIONS.get(wanted, "auto")
         if wanted not in (changes["precision"], "auto"):
-            option = "dtype" if asked.dtype else "quantize"
+            option = "dtype" if dtype else "quantize"
             notes.append(f"--{option} {wanted}: weights are {_said(changes['precision'])}")
-    if asked.kv_cache_dtype is not None:
+    if asked.kv_cache_dtype not in (None, "auto"):
         changes["kv_precision"] = "int8"
         notes.append(f"--kv-cache-dtype {asked.kv_cache_dtype}: keys and values are int8 here")
     if asked.max_batch_size is not None:
