@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 from pathlib import Path
@@ -71,4 +72,22 @@ async def test_a_folder_of_somebody_else_is_not_used(temporary: Path, caplog: py
     bound = open_port(HOST, 0, "cluster")
     PortOffer(bound, HOST, 1, "cluster").close()
     assert "is not this user's alone" in caplog.text
+    bound.close()
+
+
+async def test_on_a_full_disk_the_port_is_opened_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Python finds no folder there that it can write a temporary file into."""
+
+    def fail() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    monkeypatch.setattr("tempfile.gettempdir", fail)
+    bound = open_port(HOST, 0, "cluster")
+    bound.listen(1)
+    PortOffer(bound, HOST, bound.getsockname()[1], "cluster").close()
+    assert "the port is closed for a moment when this ingress ends" in caplog.text
+    with socket.create_connection(bound.getsockname(), timeout=10):
+        pass
     bound.close()

@@ -23,7 +23,9 @@ ANSWER_S = 2.0
 def open_port(host: str, port: int, owner: str) -> socket.socket:
     """Return the socket on which the owner listens at that address already, else a new one that is bound to it. Raises
     OSError where somebody else has the address."""
-    taken = _taken_over(handover_path(host, port, owner))
+    taken = None
+    with contextlib.suppress(OSError):  # on a full disk there is no folder for temporary files
+        taken = _taken_over(handover_path(host, port, owner))
     return bound_socket(host, port) if taken is None else taken
 
 
@@ -72,10 +74,10 @@ class PortOffer:
 
     def __init__(self, listening: socket.socket, host: str, port: int, owner: str) -> None:
         self._listening = listening.dup()
-        self._path = handover_path(host, port, owner)
         self._loop = asyncio.get_running_loop()
         self._offering: socket.socket | None = None
         try:
+            self._path = handover_path(host, port, owner)
             self._path.parent.mkdir(mode=0o700, exist_ok=True)
             if not _is_private(self._path.parent):
                 raise PermissionError(f"{self._path.parent} is not this user's alone")
