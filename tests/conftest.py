@@ -112,8 +112,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect no garbage meanwhile, and look at nothing loaded afterwards: it stays, and takes a seventh of the time here
-    and some hundredths of it later."""
+    """Collect no garbage meanwhile, and look at nothing loaded afterwards: it stays, and takes a seventh of the time
+    here and some hundredths of it later."""
     gc.disable()
     try:
         return (yield)
