@@ -111,3 +111,17 @@ async def test_a_certificate_that_is_renewed_is_shown(
             while await asyncio.to_thread(shown_certificate, port) == before:
                 await asyncio.sleep(0.01)
         assert await asyncio.to_thread(shown_certificate, port) == newer[0].read_text()
+
+
+async def test_heads_and_answers_of_all_lengths_are_passed_on(servers: list[RunningServer]) -> None:
+    """The length in an answer to HEAD is that of a body which is not there."""
+    async with (
+        cluster_of([("r0", servers[0].port)]) as cluster,
+        front_of(cluster) as front,
+        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port_of(front)}", timeout=60) as client,
+    ):
+        for path in ("/v1/models", "/openapi.json", "/", "/docs"):
+            whole, head = await client.get(path), await client.head(path)
+            assert (head.status_code, head.content) == (whole.status_code, b"")
+            assert head.headers["content-length"] == whole.headers["content-length"] == str(len(whole.content))
+        assert not cluster.ingress.counts.lost
