@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dragoman.cluster.upstream import MOST_IDLE, SILENT_S, ReplicaConnection, ReplicaPool
+from dragoman.cluster.upstream import MOST_IDLE, SILENT_S, ReplicaConnection, ReplicaLost, ReplicaPool
 
 pytestmark = pytest.mark.anyio
 
@@ -59,3 +59,26 @@ async def test_a_connection_whose_other_end_is_silent_ends_by_itself() -> None:
         assert last_s == SILENT_S
         assert option(socket.TCP_USER_TIMEOUT) == 1000 * SILENT_S
         connection.close()
+
+
+async def test_a_name_is_looked_up_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica may come back at another address, or its name be gone."""
+    first = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+    port = first.sockets[0].getsockname()[1]
+    second = await asyncio.start_server(lambda reader, writer: None, "127.0.0.2", port)
+    addresses = ["127.0.0.1", "127.0.0.2"]
+
+    async def getaddrinfo(host: str, port: int, **more: Any) -> list[Any]:
+        if not addresses:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (addresses.pop(0), port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    pool = ReplicaPool()
+    async with first, second:
+        for address in list(addresses):
+            connection = await pool.open("replica.example", port)
+            assert connection._transport.get_extra_info("peername")[0] == address
+            connection.close()
+        with pytest.raises(ReplicaLost, match=r"replica\.example:.* cannot be reached: Name or service not known"):
+            await pool.open("replica.example", port)
