@@ -30,7 +30,7 @@ from websockets.asyncio.client import connect
 
 from dragoman.core.errors import DragomanError
 from dragoman.server import connections
-from dragoman.server.address import bound, bound_unix, remove_unix
+from dragoman.server.address import bound, bound_unix, listen, remove_unix
 from dragoman.server.connections import GRACE_S, Connections
 from dragoman.server.lifecycle import certificates_of
 from dragoman.server.listener import BATCH, Listener
@@ -412,6 +412,15 @@ def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
 
 
 # Unix sockets --------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_servers_that_start_together_the_second_is_told_of_the_first() -> None:
+    first = bound("127.0.0.1", 0)
+    second = bound("127.0.0.1", first.getsockname()[1])
+    with contextlib.closing(first), contextlib.closing(second):
+        listen(first, 5)
+        with pytest.raises(DragomanError, match=rf"cannot listen on 127\.0\.0\.1, port \d+: .*\b{os.getpid()}\b"):
+            listen(second, 5)
 
 
 def test_a_unix_socket_is_there_for_its_owner_and_goes_with_the_server(tmp_path: Path) -> None:

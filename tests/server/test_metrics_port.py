@@ -109,6 +109,20 @@ def test_friendlis_port_is_for_this_machine_too() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_port_that_another_server_took_meanwhile_ends_nothing(
+    runtime: LocalServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with contextlib.closing(bound("127.0.0.1", 0)) as other:
+        listener = bound("127.0.0.1", other.getsockname()[1])
+        other.listen()
+        serving = serve_figures(
+            listener, runtime.serving, runtime.metrics, QUICK, keys=Keyring(), browsers=BrowserSettings()
+        )
+        async with serving:
+            assert "no metrics on a port of their own: cannot listen on 127.0.0.1" in caplog.text
+
+
+@pytest.mark.anyio
 async def test_the_port_takes_few_connections_however_many_come(runtime: LocalServer) -> None:
     """Those of the other port are what the descriptors are for."""
     listener = bound("127.0.0.1", 0)

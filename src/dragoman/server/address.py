@@ -37,6 +37,18 @@ def check_free(host: str, port: int) -> None:
     bound(host, port).close()
 
 
+def listen(listener: socket.socket, backlog: int) -> None:
+    """Have a bound socket listen. Raises DragomanError where another one does by now: two servers that start at the
+    same time are both bound to a port."""
+    try:
+        listener.listen(backlog)
+    except OSError as error:
+        if listener.family == socket.AF_UNIX:
+            raise
+        host, port = listener.getsockname()[:2]
+        raise DragomanError(f"cannot listen on {host}, port {port}: {_reason(error, host, port)}") from error
+
+
 def _reason(error: OSError, host: str, port: int) -> str:
     """Return why the address cannot be bound, and what helps."""
     if isinstance(error, socket.gaierror):

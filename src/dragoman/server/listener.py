@@ -12,6 +12,7 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
+from dragoman.server.address import listen
 from dragoman.server.connection import Connection, connection_class
 from dragoman.server.connection_context import ConnectionContext
 from dragoman.server.connections import Connections, Slot, client_of
@@ -128,7 +129,7 @@ class Listener:
         if listening.family != socket.AF_UNIX:
             # Accepted sockets have what the listening one has: small parts of a stream leave at once.
             listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listening.listen(backlog)
+        listen(listening, backlog)
         self._loop.add_reader(listening.fileno(), self._accept_batch)
 
     def close(self) -> None:

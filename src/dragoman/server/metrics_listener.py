@@ -123,7 +123,12 @@ async def serve_figures(
     server = ListeningServer(config)
     server.lifespan = config.lifespan_class(config)
     with contextlib.closing(listener):
-        await server.startup(sockets=[listener])
+        try:
+            await server.startup(sockets=[listener])
+        except DragomanError as error:
+            log.warning("no metrics on a port of their own: %s; they are at /metrics", error.message)
+            yield
+            return
         log.info("metrics at %s/metrics", address_of(listener))
         try:
             yield
