@@ -65,12 +65,14 @@ class ReasoningParser:
 
     The block begins with the opening mark, after white space only; or at once, where the prompt already ended with
     that mark (``begun``). Without a closing mark all following text is reasoning. A later block is part of the
-    answer. The pieces joined are the text; the kind of a character does not depend on how the text was cut.
+    answer. A text that begins with the closing mark has no reasoning, as Laguna writes it. The pieces joined are the
+    text; the kind of a character does not depend on how the text was cut.
     """
 
     def __init__(self, marks: ReasoningMarks, *, begun: bool = False) -> None:
         self._opening = marks.opening.lstrip()
         self._closings: Sequence[str] = (marks.closing,)
+        self._denial = marks.closing
         self._pending = ""
         self._step = self._lead if begun else self._before
 
@@ -96,7 +98,10 @@ class ReasoningParser:
         if visible.startswith(opening):
             self._step = self._lead
             return [(PieceKind.LAYOUT, self._take(len(self._pending) - len(visible) + len(opening)))]
-        if not opening.startswith(visible):
+        if self._denial and visible.startswith(self._denial):
+            self._step = self._trail
+            return [(PieceKind.LAYOUT, self._take(len(self._pending) - len(visible) + len(self._denial)))]
+        if not opening.startswith(visible) and not self._denial.startswith(visible):
             self._step = self._answer
         return []
 
@@ -145,6 +150,7 @@ class FrameParser(ReasoningParser):
     def __init__(self, frame: AnswerFrame, *, begun: bool = False) -> None:
         super().__init__(ReasoningMarks(frame.opening, frame.before_text[0]), begun=begun)
         self._closings = frame.before_text
+        self._denial = ""
 
 
 def mark_texts(tokens: Iterable[bytes], marks: ReasoningMarks) -> dict[int, str]:
