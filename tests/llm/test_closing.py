@@ -107,6 +107,25 @@ def test_a_model_that_is_forgotten_is_closed() -> None:
     wait_until(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
+def test_a_model_whose_opening_is_cancelled_is_closed_without_a_warning() -> None:
+    before = {each.pid for each in engines()}
+
+    async def give_up() -> None:
+        opening = asyncio.create_task(LLM.aopen(max_context=512))
+        while not any(each.pid not in before for each in engines()):
+            await asyncio.sleep(0.01)
+        opening.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await opening
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(give_up())  # ends with the thread that loads
+        gc.collect()
+    assert not [each for each in caught if "LLM" in str(each.message)]
+    wait_until(lambda: all(each.pid in before for each in engines()))
+
+
 def test_a_program_that_ends_without_closing_leaves_nothing_and_says_nothing() -> None:
     code = """
         import os, sys, threading

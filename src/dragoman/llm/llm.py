@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -104,8 +105,23 @@ class LLM:
 
     @classmethod
     async def aopen(cls, model: str | os.PathLike[str] | None = None, **options: Any) -> Self:
-        """Load a model without blocking the event loop; arguments as of the class."""
-        return await asyncio.to_thread(lambda: cls(model, **options))
+        """Load a model without blocking the event loop; arguments as of the class. Cancelled, it is closed once it is
+        loaded."""
+        left = threading.Event()
+        try:
+            return await asyncio.to_thread(cls._open_unless, left, model, options)
+        except asyncio.CancelledError:
+            left.set()
+            raise
+
+    @classmethod
+    def _open_unless(
+        cls, left: threading.Event, model: str | os.PathLike[str] | None, options: Mapping[str, Any]
+    ) -> Self:
+        llm = cls(model, **options)
+        if left.is_set():
+            llm.close()
+        return llm
 
     # Texts from prompts ----------------------------------------------------------------------------------------------
 
