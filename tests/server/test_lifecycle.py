@@ -249,15 +249,15 @@ def test_a_stream_goes_on_byte_for_byte_when_the_engine_is_killed() -> None:
 
 def test_readiness_tells_of_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     may_start = threading.Event()
-    wait_for_start = EngineClient._wait_for_start
+    spawn = EngineClient._spawn
 
-    async def wait_longer(client: EngineClient) -> None:
-        await wait_for_start(client)
+    async def spawn_later(client: EngineClient) -> EngineInfo:
         while not may_start.is_set():
             await asyncio.sleep(0.01)
+        return await spawn(client)
 
-    monkeypatch.setattr(EngineClient, "_wait_for_start", wait_longer)
     with running_server(stub=SLOW) as server:
+        monkeypatch.setattr(EngineClient, "_spawn", spawn_later)
         pid = server.runtime.engine.health().pid
         assert pid
         os.kill(pid, signal.SIGKILL)
