@@ -100,6 +100,7 @@ WRITTEN = {
     "llama": '{"name": "weather", "parameters": {"city": "paris"}}',
     "mistral": '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "paris"}}]',
     "nemotron": '<TOOLCALL>[{"name": "weather", "arguments": {"city": "paris"}}]</TOOLCALL>',
+    "minimax_lines": '<tool_calls>\n{"name": "weather", "arguments": {"city": "paris"}}\n</tool_calls>',
     "mistral_named": '[TOOL_CALLS]weather[ARGS]{"city": "paris"}',
     "pythonic": '[weather(city="paris", days=3), get_time()]',
     "lfm2": '<|tool_call_start|>[weather(city="paris", days=3), get_time()]<|tool_call_end|>',

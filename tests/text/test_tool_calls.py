@@ -111,6 +111,11 @@ TIME = ("get_time", "{}")
             '{"name": "get_time", "arguments": {}}]</TOOLCALL>',
         ),
         (
+            "minimax_lines",
+            '<tool_calls>\n{"name": "weather", "arguments": {"city": "Köln", "days": 2}}\n'
+            '{"name": "get_time", "arguments": {}}\n</tool_calls>',
+        ),
+        (
             "mistral_named",
             '[TOOL_CALLS]weather[ARGS]{"city": "Köln", "days": 2}[TOOL_CALLS]get_time[CALL_ID]abcdefghi[ARGS]{}',
         ),
@@ -219,6 +224,9 @@ def test_content_is_not_held_back_longer_than_it_must() -> None:
         ("nemotron", "<TOOLCALL>[]</TOOLCALL>"),
         ("nemotron", '<TOOLCALL>{"name": "weather", "arguments": {}}</TOOLCALL>'),
         ("nemotron", '<TOOLCALL>[{"name": "unknown", "arguments": {}}]</TOOLCALL>'),
+        ("minimax_lines", "<tool_calls>\n</tool_calls>"),
+        ("minimax_lines", '<tool_calls>[{"name": "weather", "arguments": {}}]</tool_calls>'),
+        ("minimax_lines", '<tool_calls>\n{"name": "unknown", "arguments": {}}\n</tool_calls>'),
         ("mistral_named", "[TOOL_CALLS]weather[ARGX]{}"),
         ("mistral_named", "[TOOL_CALLS]weather[CALL_ID]abc"),
         ("pythonic", "[weather(Paris)]"),
@@ -403,6 +411,11 @@ def test_the_embedded_models_format_is_found() -> None:
         ('Respond in the format {"name": function name, "parameters": dictionary of arguments}.', "llama"),
         ('{"name": f, "parameters": p} <|tool_call|>', None),
         ('<TOOLCALL>[{"name": "f", "arguments": {}}]</TOOLCALL>', "nemotron"),
+        (
+            r"<tool_calls>\n{\"name\": <tool-name>, \"arguments\": <args-json-object>}\n...\n</tool_calls>",
+            "minimax_lines",
+        ),
+        ('<tool_calls>[{"name": "f", "arguments": {}}]</tool_calls>', None),
         ("[TOOL_CALLS][", "mistral"),
         ("[TOOL_CALLS]' + name + '[ARGS]", "mistral_named"),
         ("[func_name1(params_name1=params_value1), func_name2(params)]", "pythonic"),

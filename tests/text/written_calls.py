@@ -64,6 +64,9 @@ def written(format: str, made: list[tuple[str, dict[str, Any]]]) -> str:
         case "nemotron":
             inner = ", ".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in dumped)
             return f"<TOOLCALL>[{inner}]</TOOLCALL>"
+        case "minimax_lines":
+            inner = "\n".join(f'{{"name": "{n}", "arguments": {a}}}' for n, a in dumped)
+            return f"<tool_calls>\n{inner}\n</tool_calls>"
         case "mistral_named":
             return "".join(f"[TOOL_CALLS]{n}[ARGS]{a}" for n, a in dumped)
         case "qwen" | "glm" | "minimax" | "deepseek_tagged":

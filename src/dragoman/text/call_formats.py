@@ -205,6 +205,20 @@ class NemotronCalls(MistralCalls):
                 self._restore()
 
 
+class LinesOfCalls(ObjectCalls):
+    """MiniMax M1: objects, each on a line, between ``<tool_calls>`` and ``</tool_calls>``."""
+
+    def _read(self) -> Steps[None]:
+        while (yield from self._find("<tool_calls>")):
+            try:
+                yield from self._object()
+                while (yield from self._peek()) == "{":
+                    yield from self._object()
+                yield from self._word("</tool_calls>")
+            except NotACall:
+                self._restore()
+
+
 class PythonicCalls(ObjectCalls):
     """Llama 3.2 and 4: a list of Python calls, at the beginning of the text or between ``<|python_start|>`` and
     ``<|python_end|>``: ``[weather(city="Paris", days=2), now()]``.

@@ -102,6 +102,11 @@ def _nemotron(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shap
     return mark("<TOOLCALL>"), f'"[" object{more} "]" {mark("</TOOLCALL>")}', _objects(tools), ""
 
 
+def _lines(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
+    more = r' ("\n" object)*' if parallel else ""
+    return mark("<tool_calls>"), rf'"\n" object{more} "\n" {mark("</tool_calls>")}', _objects(tools), ""
+
+
 def _mistral_named(mark: Mark, tools: Sequence[CallableTool], parallel: bool) -> Shape:
     opener, separator = mark("[TOOL_CALLS]"), mark("[ARGS]")
     names = [f"call_{i}: {json.dumps(tool.name)} {separator} arguments_{i}" for i, tool in enumerate(tools)]
@@ -240,6 +245,7 @@ _FORMATS: Mapping[str, Callable[[Mark, Sequence[CallableTool], bool], Shape]] = 
     "llama": _llama,
     "mistral": _mistral,
     "mistral_named": _mistral_named,
+    "minimax_lines": _lines,
     "nemotron": _nemotron,
     "pythonic": _pythonic,
     "lfm2": _lfm2,

@@ -14,6 +14,7 @@ from dragoman.text import cohere_calls, deepseek_calls, harmony, muse_calls
 from dragoman.text.argument_types import ToolSchemas
 from dragoman.text.call_formats import (
     HermesCalls,
+    LinesOfCalls,
     LlamaCalls,
     MarkedPythonicCalls,
     MistralCalls,
@@ -155,6 +156,12 @@ _ALL = (
         parser=NemotronCalls,
         marks=("<TOOLCALL>", "</TOOLCALL>"),
         written=(r"<TOOLCALL>\s*\[", r"</TOOLCALL>"),
+    ),
+    CallFormat(
+        name="minimax_lines",
+        parser=LinesOfCalls,
+        marks=("<tool_calls>", "</tool_calls>"),
+        written=(r"<tool_calls>(\\n|\s)*\{\\?[\"']name", r"</tool_calls>", r"\\?[\"']arguments\\?[\"']\s*:"),
     ),
     CallFormat(
         name="qwen",
