@@ -211,6 +211,32 @@ def test_an_unloaded_adapter_is_gone(http: httpx.Client, recipes: str) -> None:
     assert http.post("/v1/completions", json={"model": recipes, "prompt": "x"}).status_code == 404
 
 
+def test_an_adapter_of_the_start_comes_and_goes_like_any_other(http: httpx.Client) -> None:
+    """Its name stayed one of the model's: Ollama's clients got the base model's text for it, and it was never loaded
+    again."""
+    options = {"temperature": 0, "num_predict": 12}
+    body = {"model": "poems", "prompt": PROMPT, "stream": False, "raw": True, "options": options}
+    plain = http.post("/api/generate", json=body | {"model": "stub"}).json()["response"]
+    own = http.post("/api/generate", json=body).json()["response"]
+    assert own != plain
+    assert http.post("/v1/unload_lora_adapter", json={"lora_name": "poems"}).status_code == 200
+    try:
+        for path in ("/api/generate", "/api/show"):
+            answer = http.post(path, json=body)
+            assert (answer.status_code, answer.json()["error"]) == (404, "model 'poems' not found")
+    finally:
+        again = http.post("/v1/load_lora_adapter", json={"lora_name": "poems"})
+    assert again.status_code == 200, again.text
+    assert http.post("/api/generate", json=body).json()["response"] == own
+
+
+def test_ollama_shows_what_an_adapter_changes(http: httpx.Client) -> None:
+    shown = http.post("/api/show", json={"model": "poems"}).json()
+    assert shown["details"]["parent_model"] == "stub"
+    assert "FROM stub\nADAPTER poems\n" in shown["modelfile"]
+    assert "ADAPTER" not in http.post("/api/show", json={"model": "stub"}).json()["modelfile"]
+
+
 def test_tgi_without_any_adapter_answers_with_the_base_model_and_says_so() -> None:
     with running_server() as server, httpx.Client(base_url=server.url, timeout=20) as http:
         body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 12, "adapter_id": "poems"}}

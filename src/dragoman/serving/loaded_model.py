@@ -40,9 +40,11 @@ class LoadedModel:
         self._template = template
         self._past, self._past_drafts = past, past_drafts
         card = serving.model(None)
+        # Not those of adapters, which come and go.
+        own_names = [each.name for each in serving.models() if each.base is None]
         self._entry = CatalogEntry(
             id=source.name,
-            aliases=tuple(dict.fromkeys((*source.aliases, *(each.name for each in serving.models())))),
+            aliases=tuple(dict.fromkeys((*source.aliases, *own_names))),
             title=card.name,
             state=ModelState.LOADED,
             progress=1.0,

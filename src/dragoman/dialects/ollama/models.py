@@ -318,6 +318,9 @@ def _shown(
         "capabilities": _capabilities(card, details),
         "modified_at": timestamp(entry.modified or 0.0),
     }
+    if derived is None and card is not None and card.base is not None:
+        shown["details"] = shown["details"] | {"parent_model": card.base}
+        modelfile.append(f"ADAPTER {card.name}")
     if derived is not None:
         shown["license"] = derived.license or shown["license"]
         shown["details"] = shown["details"] | {"parent_model": derived.base}
