@@ -268,18 +268,18 @@ def test_a_start_with_an_adapter_that_cannot_be_loaded_fails(tmp_path: Path) -> 
 
 
 def test_no_adapter_has_the_name_of_a_model_that_can_be_loaded(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "adapter_config.json").write_text("{}")
-    (tmp_path / "other" / "adapter_model.safetensors").touch()
-    catalog = CatalogSettings(offer=("other=/nowhere",), offer_cached=False)
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "adapter_config.json").write_text("{}")
+    (tmp_path / "another" / "adapter_model.safetensors").touch()
+    catalog = CatalogSettings(offer=("another=/nowhere",), offer_cached=False)
     folder = AdapterSettings(adapters_folder=str(tmp_path))
     with running_server(adapters=folder, catalog=catalog) as server, httpx.Client(base_url=server.url) as http:
-        answer = http.post("/v1/load_lora_adapter", json={"lora_name": "other"})
+        answer = http.post("/v1/load_lora_adapter", json={"lora_name": "another"})
         assert (answer.status_code, answer.json()["error"]["param"]) == (409, "lora_name"), answer.text
-        assert http.post("/v1/load_lora_adapter", json={"lora_name": "mine", "lora_path": "other"}).status_code == 200
-    at_start = AdapterSettings(lora_adapters=f"other={tmp_path / 'other'}")
+        assert http.post("/v1/load_lora_adapter", json={"lora_name": "mine", "lora_path": "another"}).status_code == 200
+    at_start = AdapterSettings(lora_adapters=f"another={tmp_path / 'other'}")
     with (
-        pytest.raises(ModelError, match="other is the name of a model"),
+        pytest.raises(ModelError, match="another is the name of a model"),
         running_server(adapters=at_start, catalog=catalog),
     ):
         pass

@@ -227,6 +227,7 @@ def test_work_for_clients_goes_through_the_pools() -> None:
         "engine_client/connection.py",  # waits for the end of the engine's process
         "engine_client/lora_loads.py",  # a folder that is here already
         "cli/explain.py",  # no server: the command reads one file
+        "cluster/front.py",  # reads the ingress's certificate again, once in a while
         "cluster/ray_application.py",  # ends a replica's server
         "llm/llm.py",  # no server: a program's own start and end of its model
     }
