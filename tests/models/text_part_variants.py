@@ -83,6 +83,7 @@ TEXT_PARTS: dict[str, Config] = {
         image_token_id=130,
         audio_token_id=129,
         video_token_id=128,
+        vocab_size=128,  # of prompts: transformers has other embeddings for those three
     ),
     "kimi-k2.5": _whole(
         "KimiK25ForConditionalGeneration",
