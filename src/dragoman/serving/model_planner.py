@@ -20,6 +20,9 @@ TEXT_BYTES, TEXT_FACTOR = 32 << 20, 10
 """What a model takes in the server's process: a template's process, and a tokenizer of so many times its file."""
 
 
+GROWN_BYTES = 128 << 20
+"""By how much the server's memory may exceed ``SERVER_BYTES``: measured up to 90 MB after some models of 150,000 tokens."""
+
 _WITHOUT_MERGES = 4
 
 
@@ -52,16 +55,16 @@ class ModelPlanner:
             return ModelMemory(0, 0)
         described = describe(source.source, **settings.describing)
         found = self._planned(source, described, settings)[1]
-        text_bytes = TEXT_BYTES + TEXT_FACTOR * _tokenizer_bytes(described.tokenizer_folder)
         draft = self._draft_of(source)
         serving_bytes = (
             found.total_bytes
             + (0 if draft is None else draft.nbytes)
             + self._adapter_bytes(found)
-            + ENGINE_BYTES
-            + text_bytes
+            + _around_bytes(described)
         )
-        return ModelMemory(serving_bytes, serving_bytes + found.loading_bytes)
+        # As in the plan: what is needed for packing is free again when there are buffers for steps.
+        loading_bytes = max(0, found.loading_bytes - found.activation_bytes)
+        return ModelMemory(serving_bytes, serving_bytes + loading_bytes)
 
     def settings_of(self, source: ModelSource) -> ModelSettings | None:
         """Return the first model's settings, without those that belong to that model only; None: a model that is no
@@ -96,7 +99,13 @@ class ModelPlanner:
         draft = self._draft_of(source)
         if self._memory_bytes is not None:
             return plan_within(described, settings, without_draft_memory(self._memory_bytes, draft))
-        found = plan(described, settings, available_bytes=without_draft_memory(self._machine_bytes, draft))
+        # A model that fills the memory has to fit in again after another one, with all that comes with it, in a server
+        # that has grown. A tenth stays free. One that is too large for that is at least served as the first.
+        around = (_around_bytes(described) + GROWN_BYTES) * 10 // 9
+        available = without_draft_memory(self._machine_bytes, draft)
+        found = plan(described, settings, available_bytes=max(0, available - around))
+        if found.refusal is not None:
+            found = plan(described, settings, available_bytes=available)
         found.require_fit()
         if settings.kv_bytes is None and settings.kv_tokens is None and found.kv_bytes:
             # Otherwise an engine that starts while another runs would take less for them, and keep less for good.
@@ -107,6 +116,11 @@ class ModelPlanner:
         """Return the room for adapters, where the operator offers any."""
         offered = next(self._adapters.sources(), None)
         return found.adapter_room_bytes if self._memory_bytes is not None and offered is not None else 0
+
+
+def _around_bytes(described: ModelDescription) -> int:
+    """Return what a model takes in addition to its plan: its process, and its text in the server's."""
+    return ENGINE_BYTES + TEXT_BYTES + TEXT_FACTOR * _tokenizer_bytes(described.tokenizer_folder)
 
 
 def _tokenizer_bytes(folder: Path) -> int:
