@@ -77,6 +77,8 @@ def flattened(request: GenerationRequest) -> dict[str, Any]:
     """Return the parameters of a request by their names in ``field.PARAMETERS``."""
     values = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OWN}
     values["images"] = tuple(image.digest.hex() for image in request.images)
+    if isinstance(request.constraint, Lark):  # where its schemas are in the request differs by dialect
+        values["constraint"] = msgspec.structs.replace(request.constraint, parts=())
     for group in _GROUPS:
         struct = getattr(request, group)
         if struct is not None:
