@@ -21,7 +21,7 @@ TEXT_BYTES, TEXT_FACTOR = 32 << 20, 10
 
 
 GROWN_BYTES = 128 << 20
-"""By how much the server's memory may exceed ``SERVER_BYTES``: measured up to 90 MB after some models of 150,000 tokens."""
+"""By how much the server's memory may exceed ``SERVER_BYTES``: measured 90 MB after some models of 150,000 tokens."""
 
 _WITHOUT_MERGES = 4
 
