@@ -192,7 +192,7 @@ async def test_what_cannot_be_placed_is_refused(seeing: tuple[Model, Path]) -> N
             (ask(TokenPrompt(token_ids=(1, 256)), tiles), UnsupportedFeature, "not in prompts of this", "image_url"),
             (ask(FillPrompt(prefix="a", suffix="b"), tiles), UnsupportedFeature, "not in prompts", "image_url"),
             (ask(one, tiles, truncate=5), BadRequest, "leaves no room for the prompt's images", "truncate"),
-            (ask(one, tiles, embeddings=values), BadRequest, "exclude each other", "values"),
+            (ask(one, tiles, embeddings=values), BadRequest, "exclude each other", "embeddings"),
             (
                 ask(TextPrompt(text="a", image_places=(0,) * 60), *[tiles] * 60),
                 ContextOverflow,

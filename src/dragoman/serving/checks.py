@@ -118,5 +118,5 @@ def check_embeddings(embeddings: PromptEmbeddings, prompt_tokens: int, hidden_si
         name = wire_name("embeddings.token_indices")
         raise BadRequest(f"'{name}' names place {last} of a prompt of {prompt_tokens} tokens.", param=name)
     if len(embeddings.values) != 4 * count * hidden_size:
-        name, numbers = wire_name("embeddings.values"), len(embeddings.values) // 4
+        name, numbers = wire_name("embeddings.values", "embeddings"), len(embeddings.values) // 4
         raise BadRequest(f"'{name}' has {numbers} numbers, not {count} times {hidden_size}.", param=name)

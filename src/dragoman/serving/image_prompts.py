@@ -113,7 +113,7 @@ async def read_with_images(model: ServedModel, reader: PromptReader, request: Ge
     if vision is None:
         raise images_refused(model.card.name, param)
     if request.embeddings is not None:
-        name = wire_name("embeddings.values")
+        name = wire_name("embeddings.values", "embeddings")
         raise BadRequest(f"Images and '{name}' exclude each other: both take the place of tokens.", param=name)
     if sum(len(tiles.pixels) for tiles in request.images) > MOST_BYTES:
         raise PayloadTooLarge(f"The images take more than {MOST_BYTES} bytes as this model reads them.")
