@@ -144,3 +144,21 @@ def test_they_are_read_for_their_own_dialect_only(dialect: str) -> None:
     environment = {"OLLAMA_HOST": "0.0.0.0", "OLLAMA_MODELS": "/m", "LLAMA_ARG_PORT": "1"}
     assert borrowed(dialect, environment) == {}
     assert useless(dialect, environment) == ()
+
+
+@pytest.mark.parametrize(
+    ("dialect", "variable", "value"),
+    [
+        ("ollama", "OLLAMA_HOST", "127.0.0.1:99999"),
+        ("ollama", "OLLAMA_KV_CACHE_TYPE", "q5_0"),
+        ("llamacpp", "LLAMA_ARG_N_PARALLEL", "many"),
+        ("locallab", "LOCALLAB_PORT", "http"),
+    ],
+)
+def test_a_value_that_cannot_be_is_refused_with_the_variable_that_has_it(
+    dialect: str, variable: str, value: str
+) -> None:
+    environment = {"COLUMNS": "200", "DRAGOMAN_CONFIG": "/dev/null", variable: value}
+    done = CliRunner().invoke(cli.typer, ["serve", "--dialect", dialect], env=environment)
+    assert done.exit_code == 2
+    assert variable in done.output

@@ -277,11 +277,14 @@ class CommandLine:
                     context.meta[_UNKNOWN] = configuration.unknown_variables(known, os.environ)
                     settled = {**written, **set_by_us, **context.meta.get(_GIVEN, {})}
                     texts = borrowed({name: value for name, value in settled.items() if name in own})
-                    found = configuration.from_texts({n: t for n, t in texts.items() if n in own}, known)
+                    others = getattr(texts, "variables", {})
+                    found = configuration.from_texts(
+                        {n: t for n, t in texts.items() if n in own}, known, variables=others
+                    )
                     context.default_map = {**written, **found, **set_by_us}
                     context.meta[_SOURCES] = {
                         **dict.fromkeys(written, str(file.path)),
-                        **{name: name.upper() for name in found},
+                        **{name: others.get(name, name.upper()) for name in found},
                         **{name: known[name].variable for name in set_by_us},
                     }
                 except DragomanError as error:

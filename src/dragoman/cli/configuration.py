@@ -9,6 +9,7 @@ import tomllib
 import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
@@ -187,9 +188,15 @@ def _hint(name: str, known: Iterable[str]) -> str:
 
 
 def from_texts(
-    texts: Mapping[str, str], known: Mapping[str, Configurable], *, by_variable: bool = False
+    texts: Mapping[str, str],
+    known: Mapping[str, Configurable],
+    *,
+    by_variable: bool = False,
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Return the values of texts, by option. Raises DragomanError as ``from_environment`` does."""
+    """Return the values of texts, by option. Raises DragomanError as ``from_environment`` does.
+
+    ``variables``: by option, another server's variable that its text comes from."""
     values: dict[str, Any] = {}
     for name, text in texts.items():
         option = known[name]
@@ -199,7 +206,7 @@ def from_texts(
         try:
             values[name] = msgspec.convert(text.split() if several else text, option.annotation, strict=False)
         except msgspec.ValidationError as error:
-            variable = option.variable if by_variable else name.upper()
+            variable = option.variable if by_variable else variables.get(name, name.upper())
             raise DragomanError(f"{variable}: {str(error).removesuffix(', got `str`')}, got {text!r}") from None
     return values
 

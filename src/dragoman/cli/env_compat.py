@@ -164,12 +164,20 @@ def useless(dialect: str, environment: Environment) -> tuple[str, ...]:
     return said if dialect != "locallab" else (*said, *_cors_notes(environment))
 
 
-def _named(table: Mapping[str, tuple[str, ...]], environment: Environment) -> dict[str, str]:
-    found = {}
+class Texts(dict[str, str]):
+    """Texts of options. ``variables``: by option, where its text comes from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.variables: dict[str, str] = {}
+
+
+def _named(table: Mapping[str, tuple[str, ...]], environment: Environment) -> Texts:
+    found = Texts()
     for option, names in table.items():
-        text = next((environment[name] for name in names if environment.get(name)), None)
-        if text is not None:
-            found[option] = text
+        variable = next((name for name in names if environment.get(name)), None)
+        if variable is not None:
+            found[option], found.variables[option] = environment[variable], variable
     return found
 
 
@@ -213,6 +221,7 @@ def _ollama(environment: Environment) -> dict[str, str]:
     found = _of_llamas(OLLAMA, environment)
     if address := environment.get(OLLAMA_ADDRESS):
         found["host"], found["port"] = _host_and_port(address)
+        found.variables |= dict.fromkeys(("host", "port"), OLLAMA_ADDRESS)
     if _is_on(environment.get(OLLAMA_DEBUG)):
         found["log_level"] = "debug"
     return found
@@ -222,7 +231,7 @@ def _llamacpp(environment: Environment) -> dict[str, str]:
     return _of_llamas(LLAMACPP, environment)
 
 
-def _of_llamas(table: Mapping[str, tuple[str, ...]], environment: Environment) -> dict[str, str]:
+def _of_llamas(table: Mapping[str, tuple[str, ...]], environment: Environment) -> Texts:
     found = _named(table, environment)
     for name in COUNTS:
         if re.fullmatch(r"\s*(0+|-\d+)\s*", found.get(name, "")):
