@@ -296,6 +296,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
             as the others do.
         model_param: the parameter of the path that names the model, in place of the body's ``model``.
         render_error: renders its errors; None: as its dialect does.
+        named_by: the operator's option that chose its path.
     """
 
     method: str
@@ -316,6 +317,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     extends_limit: bool = True
     model_param: str = ""
     render_error: Callable[[DragomanError], ErrorResponse] | None = None
+    named_by: str = ""
 
     def with_model(self, body: Any, path_params: Mapping[str, str]) -> Any:
         """Return the JSON body with the model that the path names, where it does."""

@@ -35,7 +35,7 @@ from dragoman.server.middleware import AccessLogMiddleware
 from dragoman.server.openapi import with_documents
 from dragoman.server.playground import PLAYGROUND, with_playground
 from dragoman.server.resident_models import OPERATIONS as RESIDENT_MODELS
-from dragoman.server.routing import endpoints_by_path, routes_of
+from dragoman.server.routing import check_named_paths, endpoints_by_path, routes_of
 from dragoman.server.running import RunningRequests
 from dragoman.server.scope_reader import Ready
 from dragoman.server.settings import BrowserSettings, ServerSettings
@@ -122,6 +122,7 @@ def create_app(
         secured=bool(keys),
     )
     explainer.set_routes([each for each in bare if each.name != own.name], endpoints_by_path(prefixed, bare))
+    check_named_paths(bare)
     origins = OriginPolicy(browsers, bound_host=settings.host, has_keys=bool(keys))
     check_dialects(dialects)
     pools = pools or WorkerPools(WorkSettings())

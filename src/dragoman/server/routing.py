@@ -98,6 +98,18 @@ def endpoints_by_path(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> d
     return paths
 
 
+def check_named_paths(bare: Sequence[Dialect]) -> None:
+    """Raise DragomanError for an operation at a path of the operator's that would never run, since another one answers
+    there. Of two health checks it does not matter which answers."""
+    for path, endpoints in endpoints_by_path((), bare).items():
+        for _, operation in endpoints:
+            first = next(each for _, each in endpoints if each.method == operation.method)
+            is_hidden = operation.claims is None and first is not operation and not (first.probe and operation.probe)
+            if operation.named_by and is_hidden:
+                words = f"another operation of this server answers {operation.method} {path}"
+                raise DragomanError(f"{operation.named_by} {path}: {words}: {first.summary}")
+
+
 class LiteralPaths(BaseRoute):
     """The paths without parameters, in a dictionary: trying two hundred patterns in turn costs every request 0.2 ms."""
 

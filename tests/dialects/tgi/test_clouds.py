@@ -109,6 +109,31 @@ async def test_vertex_generates_without_a_key_only_where_the_operator_says_so(
         assert (await runtime.client.post("/vertex", json=body)).status_code == 401
 
 
+async def test_vertex_shares_the_path_of_another_operation(template: ChatTemplate) -> None:
+    route = "/v1/chat/completions"
+    async with chat_runtime(template, aip_predict_route=route) as runtime:
+        answer = await runtime.post(route, {"instances": [{"inputs": "Hi"}]}, " there")
+        assert answer.json() == {"predictions": [" there"]}
+        chat = await runtime.post(route, {"messages": [USER]}, " there")
+        assert chat.json()["choices"][0]["message"]["content"] == " there"
+
+
+async def test_an_open_path_of_vertex_opens_no_other_operation_there(template: ChatTemplate) -> None:
+    settings = {"aip_predict_route": "/generate", "insecure_predict": True}
+    async with chat_runtime(template, keys=KEYS, **settings) as runtime:
+        batch = await runtime.client.post("/generate", json={"instances": [{"inputs": "Hi"}]})
+        assert batch.status_code == 200
+        assert (await runtime.client.post("/generate", json={"inputs": "Hi"})).status_code == 401
+
+
+async def test_a_health_check_does_not_hide_behind_another_operation(template: ChatTemplate) -> None:
+    with pytest.raises(DragomanError, match=r"--aip-health-route /info: another .* answers GET /info"):
+        async with chat_runtime(template, aip_health_route="/info"):
+            pass
+    async with chat_runtime(template, aip_health_route="/livez") as runtime:
+        assert (await runtime.client.get("/livez")).status_code == 200
+
+
 async def test_kserve_describes_itself(runtime: ChatServer) -> None:
     for path in ("/v2/health/live", "/v2/health/ready", "/v2/models/m/versions/2/ready"):
         assert (await runtime.client.get(path)).text == '{"live":true}'

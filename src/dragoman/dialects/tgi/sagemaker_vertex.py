@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from dragoman.core.serving import Serving
-from dragoman.dialects.api import Operation, RequestContext
+from dragoman.dialects.api import Operation, RequestContext, RouteHint
 from dragoman.dialects.field import CoreParams, Field, Table
 from dragoman.dialects.field_types import FieldError, FieldRule, ListOf
 from dragoman.dialects.tgi.body import Untagged, checked, read_json, shape_fault
@@ -139,12 +139,27 @@ def operations(state: TgiState) -> tuple[Operation, ...]:
                 table=VERTEX,
                 faults=(BatchIncomplete(),),
                 open=settings.insecure_predict,
+                claims=_has_instances,
+                named_by="--aip-predict-route",
             )
         )
     route = settings.aip_health_route
     if route and route not in ("/", "/health", "/ping"):
         health = Introspection(state).health
         found.append(
-            Operation(method="GET", path=route, summary="It can generate.", handler=health, open=True, probe=True)
+            Operation(
+                method="GET",
+                path=route,
+                summary="It can generate.",
+                handler=health,
+                open=True,
+                probe=True,
+                named_by="--aip-health-route",
+            )
         )
     return tuple(found)
+
+
+def _has_instances(call: RouteHint) -> bool:
+    """Return whether a call is a batch of Vertex AI's, at a path that may have other calls too."""
+    return call.has("instances")

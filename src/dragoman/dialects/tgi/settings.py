@@ -68,10 +68,11 @@ class TgiSettings(msgspec.Struct, frozen=True, kw_only=True):
         watermark_gamma: share of the vocabulary that a watermark favours.
         watermark_delta: what a watermark adds to the logits of those tokens.
         compute_type: value of the header x-compute-type.
-        aip_predict_route: one more path for POST /vertex, as Vertex AI gives its containers.
+        aip_predict_route: one more path for POST /vertex, as Vertex AI gives its containers. Where the server has that
+            path already, what has no instances is answered as before.
         insecure_predict: ask for no API key there, on a server that asks for one elsewhere: Vertex AI sends none, and
             lets in whom it knows itself.
-        aip_health_route: one more path for GET /health.
+        aip_health_route: one more path for GET /health, none that the server answers with anything else.
         docker_label: of the image that this runs in, for /info and the system_fingerprint of chats.
         tgi_strict: follow the original in everything, its bugs included: all of tgi_quirk.
         tgi_quirk: one thing in which to follow the original, by its name in docs/tgi.md; may be given several times.
