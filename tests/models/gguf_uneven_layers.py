@@ -50,6 +50,15 @@ def name_sinks(weights: Weights) -> Weights:
     return found | {"blk.3.attn_norm.weight": np.ones(64, np.float32)}
 
 
+def fuse_projections(weights: Weights) -> Weights:
+    """As ``name_sinks``, with the one matrix for queries, keys and values that MiMo-V2.5 has."""
+    found = name_sinks(weights)
+    for query in [name for name in found if ".q_proj." in name]:
+        parts = [found.pop(query.replace(".q_proj.", f".{each}_proj.")) for each in "qkv"]
+        found[f"blk.{query.split('.')[2]}.attn_qkv.weight"] = np.concatenate(parts)
+    return found
+
+
 def describe_laguna(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_vocab_size(config.vocab_size)
     writer.add_head_count(config.num_attention_heads_per_layer)

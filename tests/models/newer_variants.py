@@ -297,6 +297,12 @@ UNMADE: dict[str, Config] = {
     "minicpm": family_config("MiniCPMForCausalLM", "minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=32),
     "phi4-multimodal": family_config("Phi4MMForCausalLM", "phi4mm", rms_norm_eps=1e-5),
     "mimo": family_config("MiMoForCausalLM", "mimo", intermediate_size=96, rms_norm_eps=1e-5, attention_bias=True),
+    "mimo-v2.5": family_config("MiMoV2ForCausalLM", "mimo_v2", head_dim=96, v_head_dim=64, num_attention_heads=4)
+    | {"num_key_value_heads": 2, "swa_num_key_value_heads": 4, "sliding_window": 19, "sliding_window_size": 19}
+    | {"moe_intermediate_size": 33, "num_experts_per_tok": 2, "n_routed_experts": 6, "layernorm_epsilon": 1e-5}
+    | {"hybrid_layer_pattern": [0, 1, 0], "moe_layer_freq": [0, 1, 1], "attention_projection_layout": "fused_qkv"}
+    | {"rope_theta": 5_000_000, "swa_rope_theta": 10_000, "partial_rotary_factor": 0.334, "n_shared_experts": None}
+    | {"attention_value_scale": 0.612, "routed_scaling_factor": None, "add_swa_attention_sink_bias": True},
     "ling": family_config("BailingMoeV2ForCausalLM", "bailing_moe", head_dim=24, num_hidden_layers=2)
     | {"num_experts": 6, "num_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 33}
     | {"n_group": 3, "topk_group": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}

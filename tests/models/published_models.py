@@ -329,6 +329,12 @@ PUBLISHED: dict[str, tuple[Config, int]] = {
         33_442_617_088,
     ),
     "MiMo-V2-Flash": ({"architectures": ["MiMoV2FlashForCausalLM"]}, 308_778_780_864),
+    "MiMo-V2.5-Pro": (  # its files have 1,023,244,718,976 with scales and the layers that predict further tokens
+        _sizes("MiMoV2ForCausalLM", 6144, 70, 128, 8, 16384, 152576, head_dim=192, v_head_dim=128)
+        | {"moe_intermediate_size": 2048, "n_routed_experts": 384, "moe_layer_freq": [0] + [1] * 69}
+        | {"hybrid_layer_pattern": [0, *[1] * 6, *[0, *[1] * 7] * 6, *[0, *[1] * 6] * 2, 0]},
+        1_021_248_126_336,
+    ),
     "Aya Vision 8B": (
         {"architectures": ["AyaVisionForConditionalGeneration"]}
         | {"text_config": _sizes("", 4096, 32, 32, 8, 14336, 256000, model_type="cohere2", head_dim=128)},

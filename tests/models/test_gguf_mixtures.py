@@ -14,7 +14,15 @@ import pytest
 from gguf import GGMLQuantizationType as Type
 from gguf_cases import Case, Config, check_logits, describe_yarn, rename_choice, stack_experts, write_case
 from gguf_files import Weights
-from gguf_uneven_layers import LAGUNA_M1, LAGUNA_XS, describe_laguna, describe_mimo, name_gates, name_sinks
+from gguf_uneven_layers import (
+    LAGUNA_M1,
+    LAGUNA_XS,
+    describe_laguna,
+    describe_mimo,
+    fuse_projections,
+    name_gates,
+    name_sinks,
+)
 from small_models import VARIANTS
 
 from dragoman import kernels
@@ -277,6 +285,7 @@ _NORTH = _COHERE | {"expert_selection_fn": "sigmoid", "rms_norm_eps": 1e-6, "num
 
 CASES = {
     "mimo2": Case("mimo2", VARIANTS["mimo-v2"], describe_mimo, gather=name_sinks),
+    "mimo2-fused": Case("mimo2", VARIANTS["mimo-v2"], describe_mimo, gather=fuse_projections),
     "laguna": Case("laguna", LAGUNA_XS, describe_laguna, gather=name_gates, names_of="dots1"),
     "laguna-m1": Case("laguna", LAGUNA_M1, describe_laguna, gather=name_gates, names_of="dots1"),
     "cohere2moe": Case("cohere2moe", _COHERE, describe_cohere, gather=stack_experts, names_of="glm4moe"),

@@ -1,12 +1,21 @@
-"""What a config of MiMo-V2-Flash may say, in the names of transformers and in those of the published one."""
+"""What a config of MiMo-V2-Flash may say, in the names of transformers and in those of the published one; and the
+shards of MiMo-V2.5's matrices in float8."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from small_models import VARIANTS
+from quantized_models import Pieces, change_tensors, safetensors_torch, torch
+from small_models import VARIANTS, make_folder, prompt, run_greedy, run_rows
+from test_own_code import MIMO_V2_5, SETTINGS, mimo_v2_5
+from text_part_variants import UNMADE
+from transformers_reference import assert_close, load_reference, reference_confirms
 
+from dragoman import models
 from dragoman.core.errors import ModelError
 from dragoman.models.families import read_spec
 
@@ -66,3 +75,77 @@ def test_layers_with_a_window_have_sinks_and_more_keys() -> None:
     assert [spec.of_layer(layer).kv_heads for layer in range(3)] == [1, 2, 2]
     assert spec.value_scale == 0.707
     assert read_spec(BASE | {"attention_value_scale": None}).value_scale == 1.0
+
+
+BLOCK = (160, 48)  # none of the three dimensions of a shard is a multiple
+OPTIONS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)}
+SHARDS = MIMO_V2_5["num_key_value_heads"]
+
+
+def quantize(weight: Any) -> tuple[Any, Any, Any]:
+    """Float8 numbers, a scale for each block, and the numbers that they stand for."""
+    (rows, columns), (height, width) = weight.shape, BLOCK
+    padded = np.pad(weight, ((0, -rows % height), (0, -columns % width)))
+    parts = padded.reshape(padded.shape[0] // height, height, -1, width)
+    scales = (np.abs(parts).max((1, 3)) / 448).astype(np.float32)
+    spread = scales.repeat(height, 0).repeat(width, 1)[:rows, :columns]
+    codes = torch.from_numpy(weight / spread).to(torch.float8_e4m3fn)
+    return codes, torch.from_numpy(scales), codes.float().numpy() * spread
+
+
+def in_shards(plain: Pieces, layer: int) -> Pieces:
+    """A layer's queries, keys and values by the heads of a shard, each shard quantized by itself. ``plain`` gets the
+    numbers that remain."""
+    names = [f"model.layers.{layer}.self_attn.{each}_proj.weight" for each in "qkv"]
+    divided = [np.split(plain[name], SHARDS) for name in names]
+    shards = [quantize(np.concatenate(parts)) for parts in zip(*divided, strict=True)]
+    for number, name in enumerate(names):
+        ends = np.cumsum([parts[0].shape[0] for parts in divided])[:-1]
+        plain[name] = np.concatenate([np.split(numbers, ends)[number] for _, _, numbers in shards])
+    fused = f"model.layers.{layer}.self_attn.qkv_proj.weight"
+    return {fused: torch.cat([c for c, _, _ in shards]), f"{fused}_scale_inv": torch.cat([s for _, s, _ in shards])}
+
+
+def write_float8(folder: Path, reference: Path) -> None:
+    """Write MiMo-V2.5 with attention in float8, beside what transformers reads, with the numbers that it stands for."""
+    file = "model.safetensors"
+    plain = {name: tensor.numpy() for name, tensor in safetensors_torch.load_file(reference / file).items()}
+    quantized: Pieces = {}
+    for layer in range(MIMO_V2_5["num_hidden_layers"]):
+        quantized |= in_shards(plain, layer)
+    stored = {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in mimo_v2_5(plain, MIMO_V2_5).items()}
+    folder.mkdir()
+    safetensors_torch.save_file(stored | quantized, folder / file)
+    safetensors_torch.save_file({n: torch.from_numpy(v.copy()) for n, v in plain.items()}, reference / file)
+    (folder / "config.json").write_text(json.dumps(UNMADE["mimo-v2.5"] | {"quantization_config": OPTIONS}))
+
+
+def test_float8_in_shards_is_what_each_stands_for(tmp_path: Path) -> None:
+    reference = make_folder(tmp_path, MIMO_V2_5)
+    folder = tmp_path / "float8"
+    write_float8(folder, reference)
+    theirs, ours = load_reference(reference), models.load(folder, SETTINGS)
+    ids = prompt(MIMO_V2_5["vocab_size"])
+    expected = reference_confirms(theirs, ids, run_greedy(ours, ids, 64))
+    assert_close(run_rows(ours, ids), expected, 1e-4)
+
+
+def test_float8_that_is_not_in_shards_is_refused(tmp_path: Path) -> None:
+    """The first layer has 6 rows of scales: as a whole it would have 5."""
+    folder = tmp_path / "float8"
+    write_float8(folder, make_folder(tmp_path, MIMO_V2_5))
+    name = "model.layers.0.self_attn.qkv_proj.weight_scale_inv"
+    change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:5]}))
+    with pytest.raises(ModelError, match=r"scale_inv: its shape is \[5, 2\], where \[6, 2\] would fit 2 shards"):
+        models.load(folder, SETTINGS)
+
+
+@pytest.mark.parametrize("key", ["hybrid_layer_pattern", "moe_layer_freq"])
+def test_the_layers_of_mimo_v2_5_are_never_guessed(key: str) -> None:
+    with pytest.raises(ModelError, match=f"{key} is missing"):
+        read_spec(UNMADE["mimo-v2.5"] | {key: None})
+
+
+def test_another_layout_of_attention_is_refused() -> None:
+    with pytest.raises(ModelError, match="attention_projection_layout 'rows' is not supported"):
+        read_spec(UNMADE["mimo-v2.5"] | {"attention_projection_layout": "rows"})

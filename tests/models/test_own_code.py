@@ -84,6 +84,22 @@ def mimo(tensors: Tensors, config: Config) -> Tensors:
     return tensors | {"model.mtp_layers.0.input_proj.weight": np.ones((4, 8), np.float32)}
 
 
+def mimo_v2_5(tensors: Tensors, config: Config) -> Tensors:
+    """One matrix for queries, keys and values, one for each matrix of an expert, and parts for other senses."""
+    found = renamed(tensors, {r"self_attn\.sinks": "self_attn.attention_sink_bias"})
+    for layer in range(config["num_hidden_layers"]):
+        attention, experts = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp.experts."
+        found[f"{attention}qkv_proj.weight"] = np.concatenate(
+            [found.pop(f"{attention}{each}_proj.weight") for each in "qkv"]
+        )
+        for name, parts in {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.items():
+            for expert, matrix in enumerate(found.pop(f"{experts}{name}", ())):
+                for part, rows in zip(parts, np.split(matrix, len(parts)), strict=True):
+                    found[f"{experts}{expert}.{part}.weight"] = rows
+    others = ("mtp.layers.0.eh_proj", "visual.merger.norm", "audio_encoder.norm", "speech_embeddings.0")
+    return found | {f"model.{name}.weight".replace("model.visual", "visual"): np.ones(4, np.float32) for name in others}
+
+
 def ling(tensors: Tensors, config: Config) -> Tensors:
     found = renamed(
         tensors,
@@ -124,6 +140,12 @@ def minicpm(tensors: Tensors, config: Config) -> Tensors:
 _ROPE: Config = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _ROPE |= {"original_max_position_embeddings": 32}
 _GLM = VARIANTS["glm4-moe"] | {"attention_bias": False, "n_group": 3, "topk_group": 2}
+MIMO_V2_5 = VARIANTS["mimo-v2"] | {
+    "num_key_value_heads": 2,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "attention_value_scale": 0.612,
+}
 
 # Of each family: transformers' config, the change to its tensors.
 CASES: dict[str, tuple[Config, Callable[[Tensors, Config], Tensors]]] = {
@@ -138,6 +160,7 @@ CASES: dict[str, tuple[Config, Callable[[Tensors, Config], Tensors]]] = {
     "phi4-multimodal": (VARIANTS["phi3"], phi4_multimodal),
     "nemotron-omni": (VARIANTS["nemotron-h"], nemotron_omni),
     "mimo": (VARIANTS["qwen2"], mimo),
+    "mimo-v2.5": (MIMO_V2_5, mimo_v2_5),
     "ling": (_GLM | {"num_hidden_layers": 2}, ling),
 }
 

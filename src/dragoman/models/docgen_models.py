@@ -105,9 +105,13 @@ _HEAD_NOTE = (
 _FIRST = next(iter(FAMILIES))
 _FEW = 4
 _LAYERS = {"layer_types": ["full_attention"] * _FEW}
-_LISTS: dict[str, list[Any]] = {
+_VALUES: dict[str, Any] = {
     **_LAYERS,
     "layers_block_type": ["mamba", "attention", "moe", "mlp"],
+    "hybrid_layer_pattern": [0, 1, 1, 1],
+    "moe_layer_freq": [0, 1, 1, 1],
+    "head_dim": 192,  # MiMo-V2.5 rotates a part that has to be even
+    "v_head_dim": 128,
     "attention_types": [[["global", "local"], _FEW // 2]],
 }
 _MISSING = re.compile(r"(\w+) is missing$")
@@ -192,8 +196,8 @@ def least_config(family: Family) -> dict[str, Any]:
             missing = _MISSING.search(str(error))
             if missing is None or missing[1] in values:
                 raise
-            listed = _LISTS.get(missing[1])
-            values[missing[1]] = listed or (_FEW if re.search("head|layer", missing[1]) else 1024)
+            known = _VALUES.get(missing[1])
+            values[missing[1]] = known or (_FEW if re.search("head|layer", missing[1]) else 1024)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import math
 import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 
@@ -213,6 +213,14 @@ class Tensor(Protocol):
 
     def fail(self, reason: str) -> ModelError:
         """Return an error that names file and tensor."""
+
+
+@runtime_checkable
+class InShards(Protocol):
+    """A quantized matrix that may be one of shards, which were quantized by themselves."""
+
+    def in_shards(self, count: int) -> Tensor:
+        """Return the matrix as one of so many shards. Raises ModelError where it has no such scales."""
 
 
 class View(msgspec.Struct, frozen=True):

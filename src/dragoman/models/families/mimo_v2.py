@@ -1,13 +1,19 @@
-"""MiMo-V2-Flash: values narrower than keys, twice as many of them where attention has a window, and sinks there."""
+"""MiMo-V2-Flash and MiMo-V2.5: values narrower than keys, more of them where attention has a window, and sinks there.
+
+MiMo-V2.5 has queries, keys and values in one matrix. In float8 that is one of shards, as many as layers with full
+attention have keys: each has the queries, keys and values of its heads, and is quantized by itself.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from dragoman.core.errors import ModelError
+from dragoman.core.lazy_imports import np
 from dragoman.models.config import Config
 from dragoman.models.families.family import Family
 from dragoman.models.families.llama import llama_like
@@ -16,6 +22,10 @@ from dragoman.models.optional_parts import LayerSizes
 from dragoman.models.rope import Rope
 from dragoman.models.rope_config import blocks_by_layer_type, read_rope_block
 from dragoman.models.spec import DecoderSpec, Experts
+from dragoman.models.tensors import Format, InShards, Quantized, Tensor, View
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _BLOCK = 32
 """Numbers of keys and values that differ in size come in multiples of this: a limit of the kernels."""
@@ -37,8 +47,26 @@ _THETAS = (5_000_000.0, 10_000.0)
 _ROTATED = 0.334
 
 
-def _read_mimo_v2(config: Config) -> DecoderSpec:
-    config = config.over(_DEFAULTS | {"rms_norm_eps": config.value("layernorm_epsilon", 1e-5)})
+def _read_flash(config: Config) -> DecoderSpec:
+    return _read_mimo_v2(config.over(_DEFAULTS), "MiMoV2FlashForCausalLM")
+
+
+def _read_2_5(config: Config) -> DecoderSpec:
+    """Read a config of MiMo-V2.5, where a layer is what the lists say that the published models have."""
+    for key in ("hybrid_layer_pattern", "moe_layer_freq"):
+        if config.value(key) is None:
+            raise ModelError(f"{config.where}: {key} is missing")
+    config.choice("attention_projection_layout", "split", {"split": False, "fused_qkv": True})  # tensors decide
+    defaults = {
+        "attention_value_scale": 1.0,
+        "rope_theta": 10_000_000.0,
+        "swa_num_key_value_heads": config.value("num_key_value_heads"),
+    }
+    return _read_mimo_v2(config.over(defaults), "MiMoV2ForCausalLM")
+
+
+def _read_mimo_v2(config: Config, architecture: str) -> DecoderSpec:
+    config = config.over({"rms_norm_eps": config.value("layernorm_epsilon", 1e-5)})
     _refuse_other_sizes(config)
     config.refuse("scoring_func", "sigmoid")
     config.refuse("topk_method", "noaux_tc")
@@ -57,7 +85,7 @@ def _read_mimo_v2(config: Config) -> DecoderSpec:
         )
     spec = llama_like(
         config,
-        architecture="MiMoV2FlashForCausalLM",
+        architecture=architecture,
         qkv_bias=config.flag("attention_bias", False),
         narrow_values=values if values < head_dim else 0,
         value_scale=_read_scale(config),
@@ -112,6 +140,8 @@ def _read_numbers(config: Config, key: str, layers: int) -> tuple[bool, ...] | N
 def _read_ropes(config: Config, spec: DecoderSpec) -> tuple[Rope, Rope]:
     """Return the rotations of layers with full attention and of those with a window."""
     full, local = blocks_by_layer_type(config)
+    if not local and "partial_rotary_factor" in full:  # one block is of both but for their bases
+        local = {"partial_rotary_factor": full["partial_rotary_factor"]}
     if (theta := config.value("swa_rope_theta")) is not None:
         local.setdefault("rope_theta", theta)
     local.setdefault("rope_theta", _THETAS[1])  # the config's own is of the others
@@ -131,16 +161,77 @@ def _read_experts(config: Config, layers: int) -> Experts:
     return replace(experts, dense_layers=tuple(layer for layer in range(layers) if not routed[layer]))
 
 
+_FUSED = re.compile(r"(?:model\.)?layers\.(\d+)\.self_attn\.qkv_proj\.weight")
+
+
+def _join_shards(spec: DecoderSpec, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Have the rows of matrices in shards in the order of those that are not."""
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        place = _FUSED.fullmatch(name)
+        if place and isinstance(tensor, InShards) and int(place[1]) < spec.layers:
+            found[name] = _OfShards(tensor.in_shards(spec.kv_heads), spec.kv_heads, spec.of_layer(int(place[1])))
+    return found
+
+
+class _OfShards(View, frozen=True):
+    """A matrix of all queries, keys and values, stored in shards that each have those of some heads.
+
+    Attributes:
+        count: of shards. spec: the decoder with the sizes of the matrix's layer.
+    """
+
+    count: int
+    spec: DecoderSpec
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.stored.shape
+
+    def read(self) -> NDArray[Any]:
+        spec, rows = self.spec, np.arange(self.shape[0])
+        queries, keys = spec.query_width, spec.kv_width
+        values = spec.kv_heads * (spec.narrow_values or spec.head_dim)
+        if spec.heads % self.count or spec.kv_heads % self.count or queries + keys + values != len(rows):
+            raise self.fail(f"its {len(rows)} rows are not {self.count} shards of the config's heads")
+        parts = np.split(rows.reshape(self.count, -1), np.cumsum([queries, keys]) // self.count, axis=1)
+        order: NDArray[np.intp] = np.concatenate([part.ravel() for part in parts])
+        return self.stored.read()[order]
+
+    def codes(self, form: Format) -> Quantized | None:
+        return None
+
+    def matrix(self, index: int, count: int | None = None) -> Tensor:
+        raise self.fail("is not a stack of matrices")
+
+
+_NAMES = DEEPSEEK_NAMES | {"sinks": ("model.layers.{layer}.self_attn.sinks",)}
+_OTHER_NAMES = DEEPSEEK_STACKS | {"qkv": ("model.layers.{layer}.self_attn.qkv_proj",)}
+_ALIASES = ((r"\.self_attn\.attention_sink_bias$", ".self_attn.sinks"),)
+
 FAMILIES: dict[str, Family] = {
     "MiMoV2FlashForCausalLM": Family(
-        _read_mimo_v2,
-        DEEPSEEK_NAMES | {"sinks": ("model.layers.{layer}.self_attn.sinks",)},
+        _read_flash,
+        _NAMES,
         "mimo_v2_flash",
         base="model.",
-        aliases=((r"\.self_attn\.attention_sink_bias$", ".self_attn.sinks"),),
-        other_names=DEEPSEEK_STACKS,
+        aliases=_ALIASES,
+        other_names=_OTHER_NAMES,
         ignored=re.compile(r"mtp\..*"),
         title="MiMo-V2-Flash",
         examples=("XiaomiMiMo/MiMo-V2-Flash",),
+    ),
+    "MiMoV2ForCausalLM": Family(
+        _read_2_5,
+        _NAMES,
+        "mimo_v2",
+        base="model.",
+        aliases=_ALIASES,
+        other_names=_OTHER_NAMES,
+        divide=_join_shards,
+        ignored=re.compile(r"(mtp|visual|audio_encoder|speech_embeddings)\..*"),
+        title="MiMo-V2.5",
+        examples=("XiaomiMiMo/MiMo-V2.5", "XiaomiMiMo/MiMo-V2.5-Pro"),
+        note="Text only: the parts for images and sound are not loaded.",
     ),
 }

@@ -1,5 +1,5 @@
 """Architectures of GGUF files with experts in the terms of newer mixtures: gpt-oss, GLM-4.5, dots.1, ERNIE 4.5 MoE,
-Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Laguna, MiMo-V2-Flash, Ling 2 and Command A+."""
+Hunyuan MoE, MiniMax-M2, Llama 4, Phi-3.5-MoE, DBRX, K-EXAONE, Trinity, Laguna, MiMo-V2, Ling 2 and Command A+."""
 
 from __future__ import annotations
 
@@ -84,7 +84,14 @@ _AFMOE_NAMES = names.LLAMA | EXPERTS | _AFTER_ATTENTION | {
 }  # fmt: skip
 _MIMO_SCALE = 0.707
 """Factor of values in the published model, which files of earlier converters do not say."""
-_MIMO_NAMES = names.LLAMA | EXPERTS | {"blk.attn_sinks": f"{_LAYER}self_attn.sinks"}
+_MIMO_NAMES = (
+    names.LLAMA
+    | EXPERTS
+    | {
+        "blk.attn_sinks": f"{_LAYER}self_attn.sinks",
+        "blk.attn_qkv": f"{_LAYER}self_attn.qkv_proj",  # MiMo-V2.5
+    }
+)
 _LAGUNA_NAMES = names.LLAMA | EXPERTS | {"blk.attn_gate": f"{_LAYER}self_attn.g_proj"}
 _LAGUNA_SIZES = {theirs: ours for theirs, ours in SIZES.items() if theirs != "attention.head_count"}
 _LAGUNA_PERIOD = 4
@@ -293,7 +300,7 @@ def _afmoe(keys: Metadata, tensors: Tensors, config: Config) -> Config:
 
 
 def _mimo_v2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
-    """Return a config of MiMo-V2-Flash. Arrays have numbers of the blocks that predict further tokens, too."""
+    """Return a config of MiMo-V2-Flash or V2.5. Arrays have numbers of the blocks that predict further tokens, too."""
     keys.refuse(_SCORES, SIGMOID, 0)
     layers, blocks = config["num_hidden_layers"], keys.size("block_count")
     counts = by_layer(keys, "attention.head_count_kv", blocks)[:layers]
@@ -309,7 +316,7 @@ def _mimo_v2(keys: Metadata, tensors: Tensors, config: Config) -> Config:
         "head_dim": head_dim,
         "v_head_dim": keys.size("attention.value_length", head_dim),
         "attention_value_scale": keys.number("attention.value_scale", _MIMO_SCALE),
-        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "attention_bias": bool({"blk.0.attn_q.bias", "blk.0.attn_qkv.bias"} & tensors.keys()),
         "layer_types": ["sliding_attention" if each else "full_attention" for each in slides],
         "mlp_layer_types": [
             "sparse" if f"blk.{layer}.ffn_gate_inp.weight" in tensors else "dense" for layer in range(layers)

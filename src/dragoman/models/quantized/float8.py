@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from dragoman.core.errors import ModelError
@@ -91,9 +92,12 @@ class Float8(msgspec.Struct, frozen=True):
         if is_kept(pieces.module, self.kept):
             raise weight.fail("is quantized, where the config says that its module is not")
         scales = pieces.piece("weight_scale_inv" if "weight_scale_inv" in pieces.stored else "weight_scale")
+        if self.block and pieces.module.endswith(_FUSED) and len(weight.shape) == len(scales.shape) == 2:
+            return _fused_matrix(pieces, weight, scales, self.block)
         return float8_matrix(pieces, weight, scales, self.block)
 
 
+_FUSED = ".qkv_proj"
 _CACHE_SCALES = (".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale")
 
 
@@ -118,6 +122,61 @@ def float8_matrix(
         nbytes=sum(piece.nbytes for piece in pieces.stored.values()),
         form=FLOAT8_FORM,
         read_numbers=read_numbers,
+    )
+
+
+class FusedFloat8(NumberMatrix, frozen=True):
+    """A matrix of queries, keys and values with a scale for each ``block``. It may have been quantized in shards, of
+    which each has blocks that begin with its first row (MiMo-V2.5): only the family knows."""
+
+    weight: StoredTensor
+    scales: StoredTensor
+    block: tuple[int, int]
+
+    def in_shards(self, count: int) -> NumberMatrix:
+        """Return the matrix as one of so many shards. Raises ModelError where it has no such scales."""
+        outputs, inputs = self.shape
+        rows = outputs // count
+        per_shard, columns = -(-rows // self.block[0]), -(-inputs // self.block[1])
+        if outputs % count:
+            raise self.fail(f"its {outputs} rows are not {count} shards of equal size")
+        if self.scales.shape != (count * per_shard, columns):
+            raise self.scales.fail(
+                f"its shape is {list(self.scales.shape)}, where {[count * per_shard, columns]} would fit {count} shards"
+            )
+
+        def read_numbers() -> NDArray[np.float32]:
+            numbers = float8_numbers(self.weight.read_stored(), self.weight.dtype)
+            scales = _read_scales(self.scales).reshape(count, per_shard, columns)
+            for shard, part in zip(scales, numbers.reshape(count, rows, inputs), strict=True):
+                block_grid(shard, (rows, inputs), self.block).scale(part)
+            return numbers
+
+        return replace(self, read_numbers=read_numbers)
+
+
+def _fused_matrix(pieces: Pieces, weight: StoredTensor, scales: StoredTensor, block: tuple[int, int]) -> FusedFloat8:
+    """Return a matrix that may be in shards. Where there are more scales than it has as a whole, it must be."""
+    rows, columns = (-(-size // each) for size, each in zip(weight.shape, block, strict=True))
+    whole = None
+    if scales.shape[1] != columns or scales.shape[0] <= rows:
+        whole = float8_matrix(pieces, weight, scales, block)
+
+    def read_numbers() -> NDArray[np.float32]:
+        if whole is None:
+            raise scales.fail(f"its shape is {list(scales.shape)}, where {[rows, columns]} would fit")
+        return whole.read_numbers()
+
+    return FusedFloat8(
+        name=f"{pieces.module}.weight",
+        file=weight.file,
+        shape=weight.shape,
+        nbytes=sum(piece.nbytes for piece in pieces.stored.values()),
+        form=FLOAT8_FORM,
+        read_numbers=read_numbers,
+        weight=weight,
+        scales=scales,
+        block=block,
     )
 
 
