@@ -60,7 +60,7 @@ def _read_2_5(config: Config) -> DecoderSpec:
     defaults = {
         "attention_value_scale": 1.0,
         "rope_theta": 10_000_000.0,
-        "swa_num_key_value_heads": config.value("num_key_value_heads"),
+        "swa_num_key_value_heads": config.value("num_key_value_heads", config.value("num_attention_heads")),
     }
     return _read_mimo_v2(config.over(defaults), "MiMoV2ForCausalLM")
 
