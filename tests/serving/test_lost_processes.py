@@ -13,20 +13,22 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from stub_runtime import QUICK, STUB, local_model
 
 from dragoman.core.caller import Caller, current_caller
-from dragoman.core.constraint import JsonSchema, Regex
+from dragoman.core.constraint import JsonSchema, Lark, Regex
 from dragoman.core.errors import BadRequest, EngineUnavailable, UnsupportedConstraint, UnsupportedFeature
 from dragoman.core.request import ChatPrompt
 from dragoman.core.vocabulary import Vocabulary
 from dragoman.grammar.process import GrammarProcess
+from dragoman.serving import constraints
 from dragoman.serving.constraints import ConstraintReader
 from dragoman.serving.settings import WorkSettings
-from dragoman.serving.worker_pool import WorkerPools
+from dragoman.serving.worker_pool import WorkerPool, WorkerPools
 from dragoman.text import ChatTemplate
 from dragoman.text.chat_template import TemplateLimits
 from dragoman.text.sandbox import ProcessFailure, SandboxedProcess
@@ -245,6 +247,53 @@ def test_only_what_a_grammar_has_earned_is_remembered(monkeypatch: pytest.Monkey
         pools.close()
 
     asyncio.run(test())
+
+
+def test_constraints_that_are_remembered_take_no_more_than_so_many_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However short the answers to them are."""
+    tried: list[object] = []
+
+    def check(self: GrammarProcess, constraint: object, cancelled: object = None) -> str:
+        tried.append(constraint)
+        raise UnsupportedFeature("too complex")
+
+    monkeypatch.setattr(GrammarProcess, "check", check)
+    monkeypatch.setattr(constraints, "CACHED_CHARS", 10_000)
+
+    async def test() -> None:
+        reader, pools = reader_of(ChatTemplate({}))
+        long = [Lark("start: A", parts=(("tools[0]", "x" * 3000 + str(i)),)) for i in range(4)]
+        for each in (*long, long[3], long[2], long[0]):
+            with pytest.raises(UnsupportedConstraint):
+                await reader.read(each, "grammar")
+        assert tried == [*long, long[0]]
+        reader.close()
+        pools.close()
+
+    asyncio.run(test())
+
+
+def test_a_schema_that_an_error_may_name_makes_no_grammar_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the grammar already."""
+    costs: list[float] = []
+    run = WorkerPool.run
+
+    async def note(self: WorkerPool, work: Callable[[], Any], *, cost_s: float, **options: Any) -> Any:
+        costs.append(cost_s)
+        return await run(self, work, cost_s=cost_s, **options)
+
+    monkeypatch.setattr(WorkerPool, "run", note)
+    monkeypatch.setattr(GrammarProcess, "check", lambda *_: "a grammar")
+
+    async def test() -> None:
+        reader, pools = reader_of(ChatTemplate({}))
+        await reader.read(Lark("start: A"), "tools")
+        await reader.read(Lark("start: A", parts=(("tools[0]", "x" * 3000),)), "tools")
+        reader.close()
+        pools.close()
+
+    asyncio.run(test())
+    assert costs[1] == pytest.approx(costs[0], abs=0.05)
 
 
 def test_a_trial_that_begins_while_another_is_given_up_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:

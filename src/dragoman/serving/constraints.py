@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from dragoman.core.caller import current_caller
-from dragoman.core.constraint import AfterReasoning, Constraint
+from dragoman.core.constraint import AfterReasoning, Constraint, Lark
 from dragoman.core.errors import BadConstraint, BadRequest, UnsupportedConstraint, UnsupportedFeature
 from dragoman.grammar.process import GrammarProcess
 from dragoman.serving.model import ServedModel
@@ -18,7 +18,7 @@ from dragoman.serving.worker_pool import WorkerPools
 
 CACHED = 256
 CACHED_CHARS = 1 << 24
-"""The most answers that are cached, and the most characters of all of them."""
+"""The most answers that are cached, and the most characters of all of them, with the constraints that they are to."""
 
 CHARS_PER_RANK_SECOND = 200
 """Characters that count as one second of rank: a constraint longer by so many is checked after those of its caller
@@ -44,7 +44,8 @@ class ConstraintReader:
     def __init__(self, model: ServedModel, pools: WorkerPools) -> None:
         self._model, self._pool = model, pools.grammars
         self._processes: GrammarProcess | None = None
-        self._known: OrderedDict[Constraint | AfterReasoning, Answer] = OrderedDict()
+        self._known: OrderedDict[Constraint | AfterReasoning, tuple[Answer, int]] = OrderedDict()
+        """With the characters of each constraint and its answer."""
         self._chars = 0
         self._making = threading.Lock()
         self._trials: dict[tuple[str, Constraint | AfterReasoning], _Trial] = {}
@@ -55,10 +56,11 @@ class ConstraintReader:
         process for it was lost twice."""
         if constraint is None:
             return None
-        answer = self._known.get(constraint)
-        if answer is None:
+        known = self._known.get(constraint)
+        if known is None:
             answer = await self._tried(constraint)
         else:
+            answer, _ = known
             self._known.move_to_end(constraint)
         if isinstance(answer, BadRequest):
             error = UnsupportedConstraint if isinstance(answer, UnsupportedFeature) else BadConstraint
@@ -88,12 +90,11 @@ class ConstraintReader:
 
     async def _try(self, constraint: Constraint | AfterReasoning) -> Answer:
         left = threading.Event()
-        size = len(msgspec.json.encode(constraint))
-        answer = await self._pool.run(
-            lambda: self._checked(constraint, left.is_set), cost_s=size / CHARS_PER_RANK_SECOND, cancel=left.set
-        )
+        size, parts = len(msgspec.json.encode(constraint)), _parts_size(constraint)
+        cost_s = (size - parts) / CHARS_PER_RANK_SECOND  # parts are in the grammar, too
+        answer = await self._pool.run(lambda: self._checked(constraint, left.is_set), cost_s=cost_s, cancel=left.set)
         if constraint not in self._known:
-            self._keep(constraint, answer)
+            self._keep(constraint, answer, size)
         return answer
 
     def _checked(self, constraint: Constraint | AfterReasoning, cancelled: Callable[[], bool]) -> Answer:
@@ -105,13 +106,16 @@ class ConstraintReader:
         except BadRequest as error:
             return error
 
-    def _keep(self, constraint: Constraint | AfterReasoning, answer: Answer) -> None:
-        self._known[constraint] = answer
-        self._chars += _size(answer)
+    def _keep(self, constraint: Constraint | AfterReasoning, answer: Answer, size: int) -> None:
+        chars = size + len(answer if isinstance(answer, str) else answer.message)
+        self._known[constraint] = answer, chars
+        self._chars += chars
         while len(self._known) > 1 and (len(self._known) > CACHED or self._chars > CACHED_CHARS):
-            _, dropped = self._known.popitem(last=False)
-            self._chars -= _size(dropped)
+            _, (_, dropped) = self._known.popitem(last=False)
+            self._chars -= dropped
 
 
-def _size(answer: Answer) -> int:
-    return len(answer if isinstance(answer, str) else answer.message)
+def _parts_size(constraint: Constraint | AfterReasoning) -> int:
+    """Return the characters of what an error alone needs."""
+    whole = constraint.answer if isinstance(constraint, AfterReasoning) else constraint
+    return len(msgspec.json.encode(whole.parts)) if isinstance(whole, Lark) else 0
