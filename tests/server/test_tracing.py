@@ -192,10 +192,22 @@ async def test_without_an_endpoint_nothing_is_there(runtime: LocalServer) -> Non
     assert "traceparent" not in answer.headers
 
 
-@pytest.mark.parametrize("endpoint", ["", "  ", "junk", "localhost:x", "http://", "ftp://host:1", "http://a b:4317"])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["", "  ", "junk", "localhost:x", "http://", "ftp://host:1", "http://a b:4317", "http://[::1", "unix:", "dns:///"],
+)
 def test_what_is_no_address_of_a_collector_is_refused(endpoint: str) -> None:
     with pytest.raises(DragomanError, match=r"--otlp-endpoint .*: an address such as"):
         tracing_of(TracingSettings(otlp_endpoint=endpoint))
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost:4317", "[::1]:4317", "https://host", "unix:///run/otel.sock", "dns:///host:4317"]
+)
+def test_each_address_that_grpc_takes_is_one(endpoint: str) -> None:
+    tracing = tracing_of(TracingSettings(otlp_endpoint=endpoint))
+    assert tracing is not None
+    tracing.close()
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

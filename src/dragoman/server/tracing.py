@@ -24,6 +24,8 @@ EXPORT_S = 3
 this."""
 
 CARRIED = ("traceparent", "tracestate")
+RESOLVED = ("unix:", "dns:", "ipv4:", "ipv6:")
+"""Beginnings of gRPC's other addresses."""
 
 
 class TracingSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,13 +147,18 @@ def tracing_of(settings: TracingSettings) -> Tracing | None:
 
 
 def _is_address(text: str) -> bool:
-    scheme, separator, rest = text.rpartition("://")
-    parts = urlsplit(f"//{rest}")
-    try:
-        has_place = bool(parts.hostname) and (separator or parts.port is not None)
-    except ValueError:  # no number of a port
+    """Return whether gRPC may find a collector there: a host and a port, a URL, or a name that its resolvers read."""
+    if any(map(str.isspace, text)):
         return False
-    return bool(has_place) and scheme in ("", "http", "https") and not any(map(str.isspace, text))
+    if text.startswith(RESOLVED):
+        return bool(text.partition(":")[2].strip("/"))
+    scheme, separator, rest = text.rpartition("://")
+    try:
+        parts = urlsplit(f"//{rest}")
+        has_place = bool(parts.hostname) and (bool(separator) or parts.port is not None)
+    except ValueError:  # no IPv6 address, or no number of a port
+        return False
+    return has_place and scheme in ("", "http", "https")
 
 
 def exporting(exporter: SpanExporter, service_name: str) -> Tracing:
