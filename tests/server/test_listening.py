@@ -407,11 +407,10 @@ def test_files_that_are_no_certificate_are_named(tmp_path: Path) -> None:
     missing = tmp_path / "missing.pem"
     with pytest.raises(DragomanError, match=f"there is no file {missing}$"):
         certificates_of(NetworkSettings(tls_cert=str(nonsense), tls_key=str(missing)))
+    with pytest.raises(DragomanError, match=r"x cannot be read: File name too long$"):
+        certificates_of(NetworkSettings(tls_cert="x" * 300))
     with pytest.raises(DragomanError, match="--tls-cert"):
         certificates_of(NetworkSettings(tls_key=str(nonsense)))
-
-
-# Unix sockets --------------------------------------------------------------------------------------------------------
 
 
 def test_of_two_servers_that_start_together_the_second_is_told_of_the_first() -> None:
@@ -421,6 +420,9 @@ def test_of_two_servers_that_start_together_the_second_is_told_of_the_first() ->
         listen(first, 5)
         with pytest.raises(DragomanError, match=rf"cannot listen on 127\.0\.0\.1, port \d+: .*\b{os.getpid()}\b"):
             listen(second, 5)
+
+
+# Unix sockets --------------------------------------------------------------------------------------------------------
 
 
 def test_a_unix_socket_is_there_for_its_owner_and_goes_with_the_server(tmp_path: Path) -> None:

@@ -55,8 +55,12 @@ class Certificates:
         context.set_alpn_protocols(["http/1.1"])
         files = f"{self._certificate}" + (f" and {self._key}" if self._key else "")
         for file in filter(None, (self._certificate, self._key, self._password_file)):
-            if not Path(file).exists():
-                raise DragomanError(f"--tls-cert, --tls-key: there is no file {file}")
+            try:
+                os.stat(file)
+            except FileNotFoundError:
+                raise DragomanError(f"--tls-cert, --tls-key: there is no file {file}") from None
+            except OSError as error:
+                raise DragomanError(f"--tls-cert, --tls-key: {file} cannot be read: {error.strerror}") from None
             require_regular(file)
         self._was_asked = False
         try:
