@@ -9,10 +9,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psutil
 import pytest
@@ -124,6 +126,33 @@ def test_a_model_whose_opening_is_cancelled_is_closed_without_a_warning() -> Non
         gc.collect()
     assert not [each for each in caught if "LLM" in str(each.message)]
     wait_until(lambda: all(each.pid in before for each in engines()))
+
+
+def test_a_model_that_opens_while_its_opening_is_cancelled_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {each.pid for each in engines()}
+    opened, start = threading.Event(), LLM.__init__
+
+    def start_and_say(self: LLM, *arguments: Any, **options: Any) -> None:
+        start(self, *arguments, **options)
+        opened.set()
+
+    monkeypatch.setattr(LLM, "__init__", start_and_say)
+
+    async def give_up() -> None:
+        opening = asyncio.create_task(LLM.aopen(max_context=512))
+        await asyncio.sleep(0)
+        assert opened.wait(60)
+        time.sleep(0.2)  # the thread has its result, which the loop has not seen
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(give_up())
+        wait_until(lambda: all(each.pid in before for each in engines()))
+        gc.collect()
+    assert not [each for each in caught if "LLM" in str(each.message)]
 
 
 def test_a_program_that_ends_without_closing_leaves_nothing_and_says_nothing() -> None:

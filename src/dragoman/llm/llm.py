@@ -8,9 +8,9 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, Self, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -41,6 +41,7 @@ from dragoman.llm.sampling_params import MAX_TOP, InvalidParams, SamplingParams,
 from dragoman.models.topology import place
 
 T = TypeVar("T")
+Opened = TypeVar("Opened", bound="LLM")
 
 CLOSED_MEANWHILE = (
     "The model was closed before the request was finished, by another thread or because the program ends: wait for "
@@ -107,21 +108,12 @@ class LLM:
     async def aopen(cls, model: str | os.PathLike[str] | None = None, **options: Any) -> Self:
         """Load a model without blocking the event loop; arguments as of the class. Cancelled, it is closed once it is
         loaded."""
-        left = threading.Event()
+        opening = _Opening(lambda: cls(model, **options))
         try:
-            return await asyncio.to_thread(cls._open_unless, left, model, options)
+            return await asyncio.to_thread(opening.run)
         except asyncio.CancelledError:
-            left.set()
+            opening.leave()
             raise
-
-    @classmethod
-    def _open_unless(
-        cls, left: threading.Event, model: str | os.PathLike[str] | None, options: Mapping[str, Any]
-    ) -> Self:
-        llm = cls(model, **options)
-        if left.is_set():
-            llm.close()
-        return llm
 
     # Texts from prompts ----------------------------------------------------------------------------------------------
 
@@ -427,6 +419,31 @@ class LLM:
                 yield delta
         finally:
             self._running.thread.start(deltas.aclose())
+
+
+class _Opening(Generic[Opened]):
+    """A model that a thread opens for a task, which may be cancelled meanwhile: it is closed then."""
+
+    def __init__(self, make: Callable[[], Opened]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._llm: Opened | None = None
+        self._is_left = False
+
+    def run(self) -> Opened:
+        llm = self._make()
+        with self._lock:
+            self._llm, is_left = llm, self._is_left
+        if is_left:
+            llm.close()
+        return llm
+
+    def leave(self) -> None:
+        """Have the model closed, now or once it is open, without waiting for that."""
+        with self._lock:
+            self._is_left, llm = True, self._llm
+        if llm is not None:
+            threading.Thread(target=llm.close, name="closes an LLM").start()
 
 
 def _is_of_caller(error: BaseException) -> bool:
