@@ -21,6 +21,7 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
         whole = replace(settings, max_tokens=rows, max_logit_rows=0)
         decoder = replace(spec, encoder=None)
         return activation_bytes(spec.encoder_stack, whole) + activation_bytes(decoder, settings)
+    parts = part_floats(spec)
     if spec.sizes:
         layers = [spec.of_layer(layer) for layer in range(spec.layers)]
         largest = {name: max(getattr(layer, name) for layer in layers) for name in _SIZES}
@@ -34,7 +35,7 @@ def activation_bytes(spec: DecoderSpec, settings: ModelSettings) -> int:
     stream = normal * spec.width + projected + mixed
     # Half as much again for the quantized copies of a matrix's input, which the kernels keep between calls.
     kinds = {mixer for mixer in spec.mixers if mixer is not None}
-    stream += sum(mixer.buffers for mixer in kinds) + _part_floats(spec)
+    stream += sum(mixer.buffers for mixer in kinds) + parts
     qkv = spec.projected_width
     if spec.latent is not None:
         stream += buffer_floats(spec, spec.latent)
@@ -75,11 +76,22 @@ def _routed_bytes(spec: DecoderSpec) -> int:
     return inner * each + ways * spec.width * 8
 
 
-def _part_floats(spec: DecoderSpec) -> int:
-    """Return the numbers one token takes in parts of attention: gates that are not only multiplied, narrow values."""
-    gate, floats = spec.attention_gate, 0
-    if spec.narrow_values:
-        floats += spec.kv_heads * spec.narrow_values + spec.kv_width + spec.projected_width + spec.query_width
-    if gate is not None:
-        floats += 2 * spec.gate_width * gate.softplus + (spec.heads + spec.query_width) * gate.by_head
-    return floats
+def part_floats(spec: DecoderSpec) -> int:
+    """Return the numbers one token takes in parts of attention: gates that are not only multiplied, narrow values.
+    Layers share a part, but each of its widths is a buffer by itself."""
+    layers = map(spec.of_layer, spec.attention_layers)
+    return sum(width for _, width in {part for layer in layers for part in _parts(layer)})
+
+
+def _parts(layer: DecoderSpec) -> list[tuple[str, int]]:
+    gate, found = layer.attention_gate, []
+    if layer.narrow_values:
+        values = layer.kv_heads * layer.narrow_values
+        projected = layer.projected_width - layer.kv_width + values
+        found += [("projected", projected), ("narrow values", values), ("wide values", layer.kv_width)]
+        found.append(("whole values", layer.query_width))
+    if gate is not None and gate.softplus:
+        found.append(("steps", 2 * layer.gate_width))
+    if gate is not None and gate.by_head:
+        found += [("narrow", layer.heads), ("wide", layer.query_width)]
+    return found
