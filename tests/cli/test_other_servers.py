@@ -61,6 +61,7 @@ def test_no_option_of_another_server_is_one_of_ours() -> None:
         (("--port", "1", "-c", "4096"), "-c is an option of llama-server. Here: --max-context."),
         (("-ngl", "99"), "-ngl is an option of llama-server. Here nothing takes its place: there is no GPU"),
         (("-n", "9", "-ngl", "99"), "-n is an option of llama-server. Here: a field of requests."),
+        (("-t8",), "-t is an option of llama-server. Here: --threads."),
         (("-tp", "2"), "-tp is an option of vLLM. Here nothing takes its place: one process computes everything"),
         (("--model-path", "m"), "--model-path is an option of SGLang. Here: MODEL, as the command's argument."),
         (("--max-contxt", "9"), "No such option: --max-contxt (Possible options: "),
@@ -114,7 +115,10 @@ def test_variables_of_ollama() -> None:
         "kv_precision": "int8",
         "log_level": "debug",
     }
-    said = useless("ollama", {"OLLAMA_MODELS": "/m", "OLLAMA_HOST": "::1", "OLLAMA_DEBUG": "1", "PATH": "/bin"})
+    assert borrowed("ollama", {"OLLAMA_DEBUG": "2"}) == {"log_level": "debug"}
+    assert borrowed("ollama", {"OLLAMA_DEBUG": "0"}) == {}
+    others = {"OLLAMA_HOST": "::1", "OLLAMA_DEBUG": "1", "OLLAMA_LLM_LIBRARY": "", "PATH": "/bin"}
+    said = useless("ollama", {"OLLAMA_MODELS": "/m", **others})
     assert said == ("OLLAMA_MODELS has no effect here",)
 
 

@@ -74,7 +74,7 @@ OLLAMA: dict[str, tuple[str, ...]] = {
 }
 OLLAMA_ADDRESS = "OLLAMA_HOST"
 OLLAMA_PORT = "11434"
-OLLAMA_DEBUG = "OLLAMA_DEBUG"
+OLLAMA_DEBUG, OLLAMA_TRACE = "OLLAMA_DEBUG", "2"
 
 LLAMACPP: dict[str, tuple[str, ...]] = {
     "model": ("LLAMA_ARG_MODEL", "LLAMA_ARG_HF_REPO"),
@@ -159,7 +159,10 @@ def useless(dialect: str, environment: Environment) -> tuple[str, ...]:
     """Return a sentence for each variable that is set and has no effect."""
     names = [name for name in WITHOUT_EFFECT.get(dialect, ()) if environment.get(name)]
     if prefix := PREFIXES.get(dialect):
-        names += sorted(each for each in environment if each.startswith(prefix) and each not in _read(dialect))
+        read = _read(dialect)
+        names += sorted(
+            each for each, text in environment.items() if text and each.startswith(prefix) and each not in read
+        )
     said = tuple(f"{name} has no effect here" for name in names)
     return said if dialect != "locallab" else (*said, *_cors_notes(environment))
 
@@ -222,7 +225,7 @@ def _ollama(environment: Environment) -> dict[str, str]:
     if address := environment.get(OLLAMA_ADDRESS):
         found["host"], found["port"] = _host_and_port(address)
         found.variables |= dict.fromkeys(("host", "port"), OLLAMA_ADDRESS)
-    if _is_on(environment.get(OLLAMA_DEBUG)):
+    if _is_on(environment.get(OLLAMA_DEBUG)) or environment.get(OLLAMA_DEBUG) == OLLAMA_TRACE:
         found["log_level"] = "debug"
     return found
 

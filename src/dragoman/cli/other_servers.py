@@ -196,7 +196,7 @@ def here_instead(arguments: Sequence[str], unknown: str) -> str | None:
     known = _by_flag()
     given = [each.partition("=")[0] for each in arguments]
     clusters = [each for each in given if not each.startswith("--") and unknown[1:] in each[1:]]
-    candidates = [unknown] if unknown in given or unknown.startswith("--") else clusters
+    candidates = [unknown] if unknown in given or unknown.startswith("--") else [*clusters, unknown]
     flag = next(filter(known.__contains__, candidates), None)
     if flag is None:
         return None
