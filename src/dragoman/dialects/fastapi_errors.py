@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dragoman.core.errors import BadRequest
@@ -34,7 +35,12 @@ def detail(error: BadRequest) -> list[dict[str, Any]]:
     if isinstance(error, FieldError):
         msg, kind = _worded(error)
         return [{"loc": ["body", *error.path], "msg": msg, "type": kind}]
-    return [{"loc": ["body", *([error.param] if error.param else [])], "msg": error.message, "type": "value_error"}]
+    return [{"loc": ["body", *_path(error.param or "")], "msg": error.message, "type": "value_error"}]
+
+
+def _path(param: str) -> list[str | int]:
+    """Return the members and indices of a field's place, ``tools[0].function``."""
+    return [int(part[1:]) if part.startswith("[") else part for part in re.findall(r"\[\d+(?=\])|[^.\[\]]+", param)]
 
 
 def sentence(error: BadRequest) -> str:

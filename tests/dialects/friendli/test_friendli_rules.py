@@ -207,6 +207,14 @@ async def test_hosted_surfaces_need_a_model(runtime: LocalServer, path: str) -> 
         assert answer.json()["detail"][0] == {"loc": ["body", "model"], "msg": "Field required", "type": "missing"}
 
 
+async def test_the_place_of_a_tool_is_a_path_as_that_of_any_field(runtime: LocalServer) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]
+    for path in ("/friendli/v1/chat/completions", "/octoai/v1/chat/completions"):
+        answer = await runtime.client.post(path, json=CHAT | {"tools": tools})
+        assert answer.status_code in (400, 422)
+        assert answer.json()["detail"][0]["loc"] == ["body", "tools", 0, "function", "parameters"]
+
+
 async def test_tokens_that_no_model_has_are_refused_by_the_name_of_the_field(runtime: LocalServer) -> None:
     await refused(runtime, "detokenize", {"model": "stub", "tokens": [1, 1 << 20]}, "tokens")
 
