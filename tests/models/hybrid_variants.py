@@ -130,6 +130,20 @@ _ZAMBA2: Config = {
     "adapter_rank": 20,
     "pad_token_id": 0,
 }
+_ZAMBA: Config = {
+    "architectures": ["ZambaForCausalLM"],
+    "model_type": "zamba",
+    "hidden_size": 64,
+    "num_hidden_layers": 5,
+    "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "linear_attention", "hybrid"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 90,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "mamba_d_state": 12,
+    "pad_token_id": 0,
+}
 
 HYBRIDS: dict[str, Config] = {
     "lfm2-moe": _LFM2_MOE,
@@ -212,6 +226,11 @@ HYBRIDS: dict[str, Config] = {
     "jamba-dense": _JAMBA
     | {"num_experts": 1, "mamba_proj_bias": True, "mamba_conv_bias": False}
     | {"tie_word_embeddings": True, "mamba_dt_rank": "auto"},
+    "zamba": _ZAMBA,
+    "zamba-options": _ZAMBA
+    | {"num_key_value_heads": 2, "attention_head_dim": 24, "n_mamba_heads": 4, "mamba_dt_rank": 7, "mamba_d_conv": 3}
+    | {"mamba_proj_bias": True, "mamba_conv_bias": False, "hidden_act": "silu", "rms_norm_eps": 1e-4}
+    | {"layers_block_type": None, "num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1},
     "zamba2": _ZAMBA2 | {"num_key_value_heads": 2, "mamba_ngroups": 2, "rms_norm_eps": 1e-4, "time_step_min": 0.4},
     "zamba2-options": _ZAMBA2
     | {"use_shared_attention_adapter": True, "use_mem_rope": True, "add_bias_linear": True, "num_mem_blocks": 1}

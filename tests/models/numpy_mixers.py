@@ -146,10 +146,18 @@ def state_space(decoder: NumpyDecoder, mixer: StateSpace, x: Array, at: str) -> 
 
 
 def selective_scan(decoder: NumpyDecoder, mixer: SelectiveScan, x: Array, at: str) -> Array:
-    weights, eps = decoder.weights, mixer.norm_eps or decoder.spec.norm_eps
     x, z = np.split(decoder.linear(x, at + "mixer_in"), 2, axis=1)
-    x = silu(convolve(decoder, x, at))
-    parts = np.split(decoder.linear(x, at + "mixer_selection"), [mixer.rank, mixer.rank + mixer.state_dim], axis=1)
+    heads = np.split(silu(convolve(decoder, x, at)), mixer.heads, axis=1)
+    out = np.concatenate([scan_head(decoder, mixer, part, at, head) for head, part in enumerate(heads)], axis=1)
+    return np.asarray(out * silu(z), np.float32)
+
+
+def scan_head(decoder: NumpyDecoder, mixer: SelectiveScan, x: Array, at: str, head: int) -> Array:
+    weights, eps = decoder.weights, mixer.norm_eps or decoder.spec.norm_eps
+    number, size = f".{head}" if mixer.heads > 1 else "", mixer.head_dim
+    of_head = slice(head * size, head * size + size)
+    selected = decoder.linear(x, f"{at}mixer_selection{number}")
+    parts = np.split(selected, [mixer.rank, mixer.rank + mixer.state_dim], axis=1)
     if mixer.norm is not None:
         names = ("mixer_rank_norm", "mixer_b_norm", "mixer_c_norm")
         parts = [
@@ -157,13 +165,14 @@ def selective_scan(decoder: NumpyDecoder, mixer: SelectiveScan, x: Array, at: st
             for part, name in zip(parts, names, strict=True)
         ]
     ranks, b, c = parts
-    step = np.logaddexp(0, decoder.linear(ranks, at + "mixer_steps") + weights[at + "mixer_step_bias.weight"])
-    rate, skip = np.exp(weights[at + "mixer_rate.weight"]), weights[at + "mixer_skip.weight"]
-    state, out = np.zeros((mixer.inner, mixer.state_dim), np.float32), np.empty_like(x)
+    bias = weights[at + "mixer_step_bias.weight"][of_head]
+    step = np.logaddexp(0, decoder.linear(ranks, f"{at}mixer_steps{number}") + bias)
+    rate, skip = np.exp(weights[at + "mixer_rate.weight"][of_head]), weights[at + "mixer_skip.weight"][of_head]
+    state, out = np.zeros((size, mixer.state_dim), np.float32), np.empty_like(x)
     for t in range(len(x)):
         state = state * np.exp(-rate * step[t, :, None]) + np.outer(step[t] * x[t], b[t])
         out[t] = state @ c[t] + skip * x[t]
-    return np.asarray(out * silu(z), np.float32)
+    return out
 
 
 def gated_unit(decoder: NumpyDecoder, mixer: GatedUnit, x: Array, at: str) -> Array:

@@ -22,6 +22,8 @@ def with_block(decoder: NumpyDecoder, x: Array, embeddings: Array, layer: int) -
     at = f"layers.{shared.layers[place % shared.count]}.block_"
 
     def product(x: Array, module: str, low_rank: str) -> Array:
+        if not shared.rank:
+            return decoder.linear(x, at + module)
         low = decoder.linear(x, f"{at}{low_rank}_in.{place}")
         return decoder.linear(x, at + module) + decoder.linear(low, f"{at}{low_rank}_out.{place}")
 

@@ -313,6 +313,7 @@ RECURRENT: dict[str, tuple[dict[str, Any], int]] = {
         | {"num_key_value_heads": 8, "num_local_experts": 32, "vocab_size": 200064, "rotary_dim": 64, "postnorm": True},
         456_089_655_296,
     ),
+    "Zamba 7B": ({"architectures": ["ZambaForCausalLM"]}, 7_232_490_496),
     "Zamba 2 1.2B": (
         _ZAMBA2
         | {"hidden_size": 2048, "num_hidden_layers": 38, "n_mamba_heads": 64, "mamba_d_state": 128}

@@ -49,10 +49,12 @@ def make_model(folder: Path, config: Config, *, dtype: str, seed: int, std: floa
             neutral = 1.0 if name.endswith("weight") and bool((parameter == 1).all()) else 0.0
             if name.endswith("q_norm.weight") and config["model_type"].startswith(_UNSCALED_SCORES):
                 neutral = 0.2
-            if name.endswith("shared_transformer.input_layernorm.weight"):
+            if name.endswith((".shared_transf.input_layernorm.weight", ".shared_transformer.input_layernorm.weight")):
                 neutral = 0.3
             of_zamba = next((f for end, f in _ZAMBA_FACTORS.items() if name.endswith(end)), 1.0)
-            parameter.normal_(neutral, std * (of_zamba if config["model_type"] == "zamba2" else 1.0), generator=random)
+            parameter.normal_(
+                neutral, std * (of_zamba if config["model_type"].startswith("zamba") else 1.0), generator=random
+            )
         for name, buffer in model.named_buffers():
             if name.endswith(_LEARNED_BUFFERS):
                 buffer.normal_(0.0, std, generator=random)

@@ -260,32 +260,44 @@ def _scale(recorder: MixerRecorder, mixer: StateSpace, parts: int) -> None:
 
 
 def _selective_scan(recorder: MixerRecorder, mixer: SelectiveScan, layer: int, x: int) -> int:
-    """Record scan(x, step, B, C) · silu(z) of (x, z) = input·W, x = silu(conv(x)), (r, B, C) = x·W', step = r·W''."""
-    p, weights, inner, rank = recorder.program, recorder.weights, mixer.inner, mixer.rank
-    widths = (2 * inner, inner, mixer.selection, rank, inner)
-    parts, convolved, selection, ranks, steps = recorder.mixer_buffers(mixer, *widths)
+    """Record scan(x, step, B, C) · silu(z) of (x, z) = input·W, x = silu(conv(x)), and for each head (r, B, C) = x·W',
+    step = r·W''."""
+    p, weights, inner, size, rank = recorder.program, recorder.weights, mixer.inner, mixer.head_dim, mixer.rank
+    several = mixer.heads > 1
+    widths = (2 * inner, size, mixer.selection, rank, size, *(size,) * several)
+    parts, convolved, selection, ranks, steps, *apart = recorder.mixer_buffers(mixer, *widths)
     out = recorder.mixer_out(mixer)
     recorder.linear(parts, x, "mixer_in", layer)
     _convolve(recorder, parts, 0, layer, activated=True)
-    p.copy_columns(convolved, parts, 0)
-    recorder.linear(selection, convolved, "mixer_selection", layer)
-    if mixer.norm is not None:
-        _norm_selection(recorder, mixer, layer, selection)
-    p.copy_columns(ranks, selection, 0)
-    recorder.linear(steps, ranks, "mixer_steps", layer)
-    p.scan(
-        out,
-        convolved,
-        steps,
-        selection,
-        b_offset=rank,
-        c_offset=rank + mixer.state_dim,
-        rate=np.exp(weights.vector("mixer_rate", layer)).T,
-        bias=weights.vector("mixer_step_bias", layer),
-        skip=weights.vector("mixer_skip", layer),
-        part=recorder.state_part(layer, 1),
-    )
-    p.multiply(out, 0, out, 0, parts, inner, inner, "silu")
+    rate = np.exp(weights.vector("mixer_rate", layer)).T
+    for head in range(mixer.heads):
+        start, number = head * size, f".{head}" if several else ""
+        scanned = apart[0] if several else out
+        of_head = slice(start, start + size)
+        p.copy_columns(convolved, parts, start)
+        recorder.linear(selection, convolved, f"mixer_selection{number}", layer)
+        if mixer.norm is not None:
+            _norm_selection(recorder, mixer, layer, selection)
+        p.copy_columns(ranks, selection, 0)
+        recorder.linear(steps, ranks, f"mixer_steps{number}", layer)
+        p.scan(
+            scanned,
+            convolved,
+            steps,
+            selection,
+            b_offset=rank,
+            c_offset=rank + mixer.state_dim,
+            rate=rate[:, of_head],
+            bias=weights.vector("mixer_step_bias", layer).reshape(-1)[of_head],
+            skip=weights.vector("mixer_skip", layer).reshape(-1)[of_head],
+            part=recorder.state_part(layer, 1 + head),
+        )
+        if several:  # in the gate's place
+            p.multiply(parts, inner + start, scanned, 0, parts, inner + start, size, "silu")
+        else:
+            p.multiply(out, 0, out, 0, parts, inner, inner, "silu")
+    if several:
+        p.copy_columns(out, parts, inner)
     return out
 
 

@@ -65,7 +65,8 @@ class SharedBlocks(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         layers: those that have one. count: different blocks, which take turns.
-        rank: of the product beside the network's first. attention: queries, keys and values have such products too.
+        rank: of the product beside the network's first; 0: there is none (Zamba).
+        attention: queries, keys and values have such products too.
     """
 
     layers: tuple[int, ...]

@@ -240,8 +240,9 @@ def _block_parameters(spec: DecoderSpec, shared: SharedBlocks, layer: int) -> li
     for module, width in widths.items() if shared.attention else ():
         found.append(_matrix(f"{module}_low_rank_in", owner, (shared.rank,), beside, place))
         found.append(_matrix(f"{module}_low_rank_out", owner, (width,), shared.rank, place))
-    found.append(_matrix("block_low_rank_in", owner, (shared.rank,), spec.width, place))
-    found.append(_matrix("block_low_rank_out", owner, (wide,), shared.rank, place))
+    if shared.rank:
+        found.append(_matrix("block_low_rank_in", owner, (shared.rank,), spec.width, place))
+        found.append(_matrix("block_low_rank_out", owner, (wide,), shared.rank, place))
     return [*found, _matrix("block_result", layer, (spec.width,), spec.width)]
 
 
@@ -331,16 +332,19 @@ def _state_space_parameters(spec: DecoderSpec, mixer: StateSpace, layer: int) ->
 
 
 def _selective_scan_parameters(spec: DecoderSpec, mixer: SelectiveScan, layer: int) -> list[Parameter]:
+    heads, size = mixer.heads, mixer.head_dim
+    numbers = range(heads) if heads > 1 else (None,)
     found = _linear("mixer_in", layer, (2 * mixer.inner,), spec.width, mixer.bias)
     found += _convolution((mixer.inner,), mixer.taps, mixer.convolution_bias, layer)
-    found += _linear("mixer_selection", layer, (mixer.selection,), mixer.inner, False)
+    found += [_matrix("mixer_selection", layer, (mixer.selection,), size, head) for head in numbers]
     if mixer.norm == "weighted":
         sizes = {"mixer_rank_norm": mixer.rank, "mixer_b_norm": mixer.state_dim, "mixer_c_norm": mixer.state_dim}
-        found += [_vector(module, "weight", layer, (size,)) for module, size in sizes.items()]
-    found += _linear("mixer_steps", layer, (mixer.inner,), mixer.rank, False)
-    found.append(_vector("mixer_step_bias", "weight", layer, (mixer.inner,)))
-    found.append(Parameter("mixer_rate", "weight", layer, (mixer.inner, mixer.state_dim), (mixer.inner,), False))
-    found.append(_vector("mixer_skip", "weight", layer, (mixer.inner,)))
+        found += [_vector(module, "weight", layer, (width,)) for module, width in sizes.items()]
+    found += [_matrix("mixer_steps", layer, (size,), mixer.rank, head) for head in numbers]
+    found.append(_vector("mixer_step_bias", "weight", layer, (size,) * heads))
+    rate = Parameter("mixer_rate", "weight", layer, (mixer.inner, mixer.state_dim), (mixer.inner,), False)
+    found.append(replace(rate, stored=(heads, size, mixer.state_dim)) if heads > 1 else rate)
+    found.append(_vector("mixer_skip", "weight", layer, (size,) * heads))
     return found + _linear("mixer_out", layer, (spec.width,), mixer.inner, mixer.bias)
 
 

@@ -155,6 +155,7 @@ class SelectiveScan(msgspec.Struct, frozen=True, kw_only=True):
         norm: RMS norms of B, C and the time steps' inputs, with weights (Jamba) or without (Falcon Mamba).
         norm_eps: of these; None: as of the decoder's norms.
         bias, convolution_bias: of the projections, of the convolution.
+        heads: parts of the channels, each of which has products for B, C and time steps by itself (Zamba).
     """
 
     kind: ClassVar[str] = "Mamba"
@@ -167,6 +168,12 @@ class SelectiveScan(msgspec.Struct, frozen=True, kw_only=True):
     norm_eps: float | None = None
     bias: bool = False
     convolution_bias: bool = True
+    heads: int = 1
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.inner // self.heads
 
     @property
     def selection(self) -> int:
@@ -179,8 +186,8 @@ class SelectiveScan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> tuple[int, ...]:
-        padded = -(-self.inner // 16) * 16
-        return ((self.taps - 1) * self.inner, self.state_dim * padded)
+        padded = -(-self.head_dim // 16) * 16
+        return ((self.taps - 1) * self.inner, *(self.state_dim * padded,) * self.heads)
 
 
 class GatedUnit(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Recording of blocks of attention and a feed-forward network that several layers share (Zamba 2)."""
+"""Recording of blocks of attention and a feed-forward network that several layers share (Zamba 1 and 2)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class SharedBlockRecorder:
         self.recorder, self.shared = recorder, shared
         p, spec = recorder.program, recorder.spec
         self.embeddings, self.beside = p.buffer(spec.width), p.buffer(2 * spec.width)
-        self.part, self.low_rank, self.result = p.buffer(spec.kv_width), p.buffer(shared.rank), p.buffer(spec.width)
+        self.part, self.result = p.buffer(spec.kv_width), p.buffer(spec.width)
+        self.low_rank = p.buffer(shared.rank) if shared.rank else None
         p.copy_columns(self.embeddings, embeddings, 0)
 
     def record_block(self, layer: int, stream: Stream, widest: int) -> int:
@@ -72,7 +73,9 @@ class SharedBlockRecorder:
             self._add_low_rank(out, self.beside, module, layer)
 
     def _add_low_rank(self, out: int, x: int, module: str, layer: int) -> None:
-        """Record out += x·A·B, with the layer's own A and B."""
+        """Record out += x·A·B, with the layer's own A and B, where there are any."""
+        if self.low_rank is None:
+            return
         p, owner, place = self.recorder.program, self.shared.owner(layer), self.shared.place(layer)
         p.linear(self.low_rank, x, self._matrix(f"{module}_low_rank_in.{place}", owner))
         p.linear(out, self.low_rank, self._matrix(f"{module}_low_rank_out.{place}", owner), accumulate=True)

@@ -69,6 +69,7 @@ from dragoman.models.families import (
     t5,
     text_parts,
     with_images,
+    zamba,
     zamba2,
 )
 from dragoman.models.families.family import Family
@@ -136,6 +137,7 @@ FAMILIES: dict[str, Family] = {
     **text_parts.FAMILIES,
     **nested_text_parts.FAMILIES,
     **muse_glimmer.FAMILIES,
+    **zamba.FAMILIES,
     **zamba2.FAMILIES,
 }
 

@@ -25,6 +25,5 @@ MISSING: dict[str, str] = {
     "Qwen4ExpForCausalLM": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",
     "Qwen4ExpForConditionalGeneration": f"{_SEVERAL_STREAMS}, and embeddings of several tokens together",
     "Step3p7ForConditionalGeneration": "experts whose gates are clamped in some layers alone",
-    "ZambaForCausalLM": "layers of Mamba with several heads",
     "ZayaForCausalLM": "attention whose queries, keys and values pass convolutions",
 }

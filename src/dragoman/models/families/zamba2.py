@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dragoman.core.errors import ModelError
@@ -46,7 +47,7 @@ _FIELDS = PLAIN_FIELDS | {
     "taps": "mamba_d_conv",
     "bias": "add_bias_linear",
 }
-_KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
+KINDS = {"mamba": False, "linear_attention": False, "hybrid": True}
 _PUBLISHED_FIRST = (6, 12, 18, 24, 30, 36, 42, 47, 51)
 """Layers with a block where a config of 54 layers lists none."""
 
@@ -106,7 +107,7 @@ def _read_zamba2(config: Config) -> DecoderSpec:
     )
 
 
-def _copies(spec: DecoderSpec) -> frozenset[str]:
+def copies(spec: DecoderSpec, names: Mapping[str, tuple[str, ...]] = _NAMES) -> frozenset[str]:
     """Return the names of a block's weights in the layers after its first, which some files have once more."""
     shared, found = spec.shared_blocks, set[str]()
     assert shared is not None
@@ -115,14 +116,14 @@ def _copies(spec: DecoderSpec) -> frozenset[str]:
             continue
         for layer in shared.layers:
             if shared.owner(layer) == parameter.layer != layer:
-                names = (name.format(layer=layer, expert=parameter.expert) for name in _NAMES[parameter.module])
-                found |= {f"{name}.{parameter.kind}" for name in names}
+                stored = (name.format(layer=layer, expert=parameter.expert) for name in names[parameter.module])
+                found |= {f"{name}.{parameter.kind}" for name in stored}
     return frozenset(found)
 
 
 def _shared_blocks(config: Config, layers: int) -> SharedBlocks:
     field = "layers_block_type" if config.value("layers_block_type") is not None else "layer_types"
-    kinds = config.choices(field, layers, _KINDS)
+    kinds = config.choices(field, layers, KINDS)
     if kinds is None and layers != 54:
         raise ModelError(f"{config.where}: layers_block_type is missing")
     hybrid = _PUBLISHED_FIRST if kinds is None else tuple(layer for layer, found in enumerate(kinds) if found)
@@ -144,7 +145,7 @@ FAMILIES: dict[str, Family] = {
         base="model.",
         aliases=((r"\.mamba_decoder\.", "."),),
         ignored=ROTARY_BUFFER,
-        unused=_copies,
+        unused=copies,
         title="Zamba 2",
         examples=("Zyphra/Zamba2-1.2B-instruct", "Zyphra/Zamba2-2.7B-instruct", "Zyphra/Zamba2-7B-Instruct"),
         note="Layers with Mamba-2 keep a [state](recurrent-state.md); some share blocks of attention, which adapters "
