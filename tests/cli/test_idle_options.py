@@ -23,6 +23,7 @@ def given(**groups: dict[str, Any]) -> ServeSettings:
     [
         ({"network": {"uds_mode": "0600"}}, ["--uds-mode has no effect without --uds"]),
         ({"network": {"uds": "s", "uds_mode": "0600"}, "server": {"host": "::"}}, ["--host has no effect with --uds"]),
+        ({"network": {"uds": "s"}, "server": {"port": 9000}}, ["--port has no effect with --uds"]),
         ({"recording": {"record_text": True}}, ["--record-text has no effect without --record"]),
         ({"recording": {"record": "folder", "record_text": True}}, []),
         ({"kv_events": {"kv_events_topic": "t"}}, ["--kv-events-topic has no effect without --kv-events"]),

@@ -21,7 +21,7 @@ class _Rule(NamedTuple):
 
 
 _RULES = (
-    _Rule("server", ("host",), lambda s: s.network.uds is not None, "with --uds"),
+    _Rule("server", ("host", "port"), lambda s: s.network.uds is not None, "with --uds"),
     _Rule("network", ("uds_mode",), lambda s: s.network.uds is None, "without --uds"),
     _Rule("network", ("proxy_header",), lambda s: not s.network.trusted_proxy, "without --trusted-proxy"),
     _Rule("recording", (), lambda s: s.recording.record is None, "without --record"),
