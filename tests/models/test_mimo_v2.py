@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from quantized_models import Pieces, change_tensors, safetensors_torch, torch
-from small_models import VARIANTS, make_folder, prompt, run_greedy, run_rows
+from small_models import VARIANTS, checkpoint_of, make_folder, prompt, run_greedy, run_rows
 from test_own_code import MIMO_V2_5, SETTINGS, mimo_v2_5
 from text_part_variants import UNMADE
 from transformers_reference import assert_close, load_reference, reference_confirms
@@ -78,7 +78,9 @@ def test_layers_with_a_window_have_sinks_and_more_keys() -> None:
 
 
 BLOCK = (160, 48)  # none of the three dimensions of a shard is a multiple
-OPTIONS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)}
+OPTIONS = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": list(BLOCK)} | {
+    "ignored_layers": [*(f"model.layers.{layer}.self_attn.o_proj" for layer in range(3)), "model.layers.0.mlp"]
+}
 SHARDS = MIMO_V2_5["num_key_value_heads"]
 
 
@@ -128,6 +130,55 @@ def test_float8_in_shards_is_what_each_stands_for(tmp_path: Path) -> None:
     ids = prompt(MIMO_V2_5["vocab_size"])
     expected = reference_confirms(theirs, ids, run_greedy(ours, ids, 64))
     assert_close(run_rows(ours, ids), expected, 1e-4)
+
+
+EXPERTS = MIMO_V2_5 | {"moe_intermediate_size": 64}
+
+
+def write_mxfp4(folder: Path, reference: Path) -> None:
+    """Write MiMo-V2.5 with experts in MXFP4, as it is published with four bits, and as ``write_float8`` does else."""
+    random, file = np.random.default_rng(3), "model.safetensors"
+    plain, packed = safetensors_torch.load_file(reference / file), dict[str, Any]()
+    table = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+    for name in [name for name in plain if ".mlp.experts." in name]:
+        outputs, inputs = plain[name].shape
+        halves = random.integers(0, 256, (outputs, inputs // 2), np.uint8)
+        exponents = random.integers(120, 124, (outputs, inputs // 32), np.uint8)
+        numbers = table[np.stack([halves & 15, halves >> 4], axis=-1)].reshape(outputs, inputs)
+        plain[name] = torch.from_numpy(numbers * np.exp2(exponents.astype(np.float32) - 127).repeat(32, axis=1))
+        packed |= {name: torch.from_numpy(halves), f"{name}_scale": torch.from_numpy(exponents)}
+    assert len(packed) == 2 * 2 * 6 * 3  # layers, experts, matrices
+    safetensors_torch.save_file(plain, reference / file)
+    write_float8(folder, reference)
+    change_tensors(folder, lambda tensors: tensors.update(packed))
+    config = UNMADE["mimo-v2.5"] | {"moe_intermediate_size": EXPERTS["moe_intermediate_size"]}
+    options = OPTIONS | {"store_dtype": "mxfp4", "mxfp4_block_size": 32}
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": options}))
+
+
+def test_experts_in_mxfp4_are_what_they_stand_for(tmp_path: Path) -> None:
+    reference, folder = make_folder(tmp_path, EXPERTS), tmp_path / "mxfp4"
+    write_mxfp4(folder, reference)
+    theirs, ours = load_reference(reference), models.load(folder, SETTINGS)
+    ids = prompt(EXPERTS["vocab_size"])
+    expected = reference_confirms(theirs, ids, run_greedy(ours, ids, 64))
+    assert_close(run_rows(ours, ids), expected, 1e-4)
+    stored, described = checkpoint_of(folder).formats, models.describe(folder).formats
+    wrong = {name for name, form in described.items() if stored[name] != form}
+    assert all(name.endswith(".router.weight") for name in wrong)  # float32 in any case
+    assert {form.precision for name, form in stored.items() if ".expert_" in name} == {"mxfp4"}
+
+
+def test_experts_in_mxfp4_are_named_where_they_do_not_fit(tmp_path: Path) -> None:
+    folder = tmp_path / "mxfp4"
+    write_mxfp4(folder, make_folder(tmp_path, EXPERTS))
+    name = "model.layers.1.mlp.experts.0.up_proj.weight_scale"
+    change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:, :1]}))
+    with pytest.raises(ModelError, match=r"up_proj.weight_scale: its shape is \[64, 1\], where \[64, 2\] would fit"):
+        models.load(folder, SETTINGS)
+    (folder / "config.json").write_text(json.dumps(UNMADE["mimo-v2.5"] | {"quantization_config": OPTIONS}))
+    with pytest.raises(ModelError, match="its type U8 does not fit"):
+        models.load(folder, SETTINGS)
 
 
 def test_float8_that_is_not_in_shards_is_refused(tmp_path: Path) -> None:

@@ -85,17 +85,13 @@ def mimo(tensors: Tensors, config: Config) -> Tensors:
 
 
 def mimo_v2_5(tensors: Tensors, config: Config) -> Tensors:
-    """One matrix for queries, keys and values, one for each matrix of an expert, and parts for other senses."""
+    """One matrix for queries, keys and values, and parts for other senses."""
     found = renamed(tensors, {r"self_attn\.sinks": "self_attn.attention_sink_bias"})
     for layer in range(config["num_hidden_layers"]):
-        attention, experts = f"model.layers.{layer}.self_attn.", f"model.layers.{layer}.mlp.experts."
+        attention = f"model.layers.{layer}.self_attn."
         found[f"{attention}qkv_proj.weight"] = np.concatenate(
             [found.pop(f"{attention}{each}_proj.weight") for each in "qkv"]
         )
-        for name, parts in {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.items():
-            for expert, matrix in enumerate(found.pop(f"{experts}{name}", ())):
-                for part, rows in zip(parts, np.split(matrix, len(parts)), strict=True):
-                    found[f"{experts}{expert}.{part}.weight"] = rows
     others = ("mtp.layers.0.eh_proj", "visual.merger.norm", "audio_encoder.norm", "speech_embeddings.0")
     return found | {f"model.{name}.weight".replace("model.visual", "visual"): np.ones(4, np.float32) for name in others}
 

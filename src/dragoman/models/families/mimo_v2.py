@@ -231,7 +231,7 @@ FAMILIES: dict[str, Family] = {
         divide=_join_shards,
         ignored=re.compile(r"(mtp|visual|audio_encoder|speech_embeddings)\..*"),
         title="MiMo-V2.5",
-        examples=("XiaomiMiMo/MiMo-V2.5", "XiaomiMiMo/MiMo-V2.5-Pro"),
+        examples=("XiaomiMiMo/MiMo-V2.5", "XiaomiMiMo/MiMo-V2.5-Pro", "XiaomiMiMo/MiMo-V2.6-Flash-RL"),
         note="Text only: the parts for images and sound are not loaded.",
     ),
 }

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from dragoman.core.errors import ModelError
 from dragoman.models.quantized.matrices import NumberMatrix, block_grid
 from dragoman.models.quantized.module_names import in_layers, is_kept
+from dragoman.models.quantized.mxfp4 import FORM as MXFP4_FORM
+from dragoman.models.quantized.mxfp4 import mxfp4_matrix
 from dragoman.models.quantized.scheme import Options, Pieces, find_pieces, read_finite, replace_pieces
 from dragoman.models.safetensors_file import StoredTensor
 from dragoman.models.tensors import Format, Tensor
@@ -29,7 +31,7 @@ _SCALES = ("weight_scale_inv", "weight_scale")
 _UNUSED = ("input_scale", "input_scale_ub", "activation_scale", "k_scale", "v_scale", "output_scale")
 _DECISIVE = frozenset(
     {"quant_method", "weight_block_size", "modules_to_not_convert", "ignored_layers", "activation_scheme", "fmt"}
-    | {"scale_fmt", "expert_dtype", "modules_to_convert"}
+    | {"scale_fmt", "expert_dtype", "modules_to_convert", "store_dtype", "mxfp4_block_size"}
 )
 _HARMLESS = frozenset({"dequantize", "activation_scale_ub", "kv_cache_scheme"})
 
@@ -57,6 +59,7 @@ _NUMBERS = {
 
 class Float8(msgspec.Struct, frozen=True):
     """``block``: outputs and inputs that share a scale; None: as in the scales' shapes. ``kept``: not quantized.
+    ``mxfp4``: experts are not in float8, but in MXFP4, each matrix by itself.
 
     A name with ``*`` in it also stands for others than are meant (``layers.1*`` for layer 10): tensors decide.
     """
@@ -65,16 +68,19 @@ class Float8(msgspec.Struct, frozen=True):
     block: tuple[int, int] | None
     kept: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    mxfp4: bool = False
 
     @property
     def summary(self) -> str:
         """The method and its blocks."""
-        return f"{self.method}, 8 bits, {f'blocks of {self.block[0]} x {self.block[1]}' if self.block else 'floating'}"
+        blocks = f"blocks of {self.block[0]} x {self.block[1]}" if self.block else "floating"
+        return f"{self.method}, 8 bits, {blocks}{', experts in mxfp4' if self.mxfp4 else ''}"
 
     def form(self, module: str) -> Format | None:
         """Return the format of a module's matrix by the config."""
         kept = is_kept(module, self.kept) or any(fnmatch.fnmatchcase(module, name) for name in self.kept)
-        return FLOAT8_FORM if in_layers(module) and not kept else None
+        form = MXFP4_FORM if self.mxfp4 and ".experts." in module else FLOAT8_FORM
+        return form if in_layers(module) and not kept else None
 
     def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
         """Return the tensors with each float8 ``weight`` and its scales as one matrix; scales of activations are left
@@ -88,9 +94,12 @@ class Float8(msgspec.Struct, frozen=True):
         return {name: tensor for name, tensor in tensors.items() if not name.endswith(_CACHE_SCALES)}
 
     def _matrix(self, pieces: Pieces) -> Tensor:
-        weight = pieces.piece("weight", FLOAT8)
+        is_mxfp4 = self.mxfp4 and pieces.stored["weight"].dtype == "U8"
+        weight = pieces.piece("weight", ("U8",) if is_mxfp4 else FLOAT8)
         if is_kept(pieces.module, self.kept):
             raise weight.fail("is quantized, where the config says that its module is not")
+        if is_mxfp4:
+            return mxfp4_matrix(pieces)
         scales = pieces.piece("weight_scale_inv" if "weight_scale_inv" in pieces.stored else "weight_scale")
         if self.block and pieces.module.endswith(_FUSED) and len(weight.shape) == len(scales.shape) == 2:
             return _fused_matrix(pieces, weight, scales, self.block)
@@ -232,4 +241,6 @@ def read_float8(options: Options) -> Float8:
     ):
         raise ModelError(f"{options.where}: weight_block_size must be two positive integers, got {str(block)[:80]}")
     kept = (*options.names("modules_to_not_convert"), *options.names("ignored_layers"))
-    return Float8(method, (block[0], block[1]) if block else None, kept, tuple(notes))
+    mxfp4 = options.one_of("store_dtype", "fp8", ("fp8", "mxfp4")) == "mxfp4"
+    options.one_of("mxfp4_block_size", 32, (32,))
+    return Float8(method, (block[0], block[1]) if block else None, kept, tuple(notes), mxfp4)

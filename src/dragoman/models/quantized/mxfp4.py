@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 from dragoman.core.errors import ModelError
 from dragoman.models.quantized.matrices import Grid, IntegerMatrix
 from dragoman.models.quantized.module_names import is_kept
-from dragoman.models.quantized.scheme import Options
+from dragoman.models.quantized.scheme import Options, Pieces
 from dragoman.models.safetensors_file import StoredTensor
 from dragoman.models.tensors import BLOCK_SIZES, Blocks, Codes, Format, Quantized, Tensor
 
 BLOCK = 32
-_FORM = Format("mxfp4")
+FORM = Format("mxfp4")
 _EXPERTS = (".gate_up_proj", ".down_proj")
 _DECISIVE = frozenset({"quant_method", "modules_to_not_convert"})
 _HARMLESS = frozenset({"dequantize"})
@@ -48,7 +48,7 @@ class Mxfp4(msgspec.Struct, frozen=True):
     def form(self, module: str) -> Format | None:
         """Return the format of a module's matrix by the config."""
         expert = ".experts." in module and module.endswith(_EXPERTS)
-        return _FORM if expert and not is_kept(module, self.kept) else None
+        return FORM if expert and not is_kept(module, self.kept) else None
 
     def join(self, stored: Mapping[str, StoredTensor]) -> Mapping[str, Tensor]:
         """Return the tensors with each pair of blocks and scales as one stack."""
@@ -93,7 +93,7 @@ class _Stored(msgspec.Struct, frozen=True):
     @property
     def form(self) -> Format:
         """The packed format of its matrices."""
-        return _FORM
+        return FORM
 
     def fail(self, reason: str) -> ModelError:
         """Return an error that names file and tensor."""
@@ -126,7 +126,7 @@ class Mxfp4Matrix(_Stored, frozen=True):
 
     def codes(self, form: Format) -> Quantized | None:
         """Return its blocks as they are stored, or its integers."""
-        return self._blocks() if form == _FORM else self._integers().codes(form)
+        return self._blocks() if form == FORM else self._integers().codes(form)
 
     def matrix(self, index: int, count: int | None = None) -> Tensor:
         """Raise ModelError: the tensor is a single matrix."""
@@ -188,6 +188,16 @@ def _stack(module: str, blocks: StoredTensor, scales: StoredTensor) -> Mxfp4Stac
         raise scales.fail(f"its shape is {list(scales.shape)}, where {list(blocks.shape[:3])} would fit")
     experts, outputs, groups, _ = blocks.shape
     return Mxfp4Stack(module, blocks, scales, (experts, outputs, groups * BLOCK))
+
+
+def mxfp4_matrix(pieces: Pieces) -> Mxfp4Matrix:
+    """Return a matrix that is stored by itself: ``weight`` ``[N, K / 2]``, ``weight_scale`` ``[N, K / 32]``."""
+    weight = pieces.piece("weight", ("U8",))
+    if len(weight.shape) != 2 or weight.shape[1] % (BLOCK // 2):
+        raise weight.fail(f"its shape {list(weight.shape)} is not that of a matrix of blocks of {BLOCK} numbers")
+    outputs, inputs = weight.shape[0], weight.shape[1] * 2
+    scales = pieces.piece("weight_scale", ("U8", "F8_E8M0"), (outputs, inputs // BLOCK))
+    return Mxfp4Matrix(f"{pieces.module}.weight", weight, scales, (outputs, inputs))
 
 
 def read_mxfp4(options: Options) -> Mxfp4:
