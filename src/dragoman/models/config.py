@@ -144,6 +144,16 @@ class Config:
             raise ModelError(f"{self.where}: {key} must name {count} layers, each {kinds}, got {_short(names)}")
         return tuple(meanings[name] for name in listed)
 
+    def switches(self, key: str, count: int) -> tuple[bool, ...] | None:
+        """Return a list of 0 and 1, one for each layer; None where the field is absent."""
+        value = self._value(key, None)
+        if value is None:
+            return None
+        listed = value if isinstance(value, list) else []
+        if len(listed) != count or not all(type(each) is int and each in (0, 1) for each in listed):
+            raise ModelError(f"{self.where}: {key} must have {count} numbers, each 0 or 1")
+        return tuple(map(bool, listed))
+
     def block(self, key: str) -> dict[str, Any]:
         """Return a nested object; empty where it is absent or ``null``."""
         value = self._value(key, {}) or {}

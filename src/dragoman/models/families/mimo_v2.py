@@ -122,19 +122,8 @@ def _read_kinds(config: Config, layers: int) -> tuple[bool, ...]:
     """Return for each layer whether it has a window."""
     found = config.choices("layer_types", layers, {"full_attention": False, "sliding_attention": True})
     if found is None:
-        found = _read_numbers(config, "hybrid_layer_pattern", layers)
+        found = config.switches("hybrid_layer_pattern", layers)
     return found or tuple(bool(layer and (layer + 1) % 6) for layer in range(layers))
-
-
-def _read_numbers(config: Config, key: str, layers: int) -> tuple[bool, ...] | None:
-    """Return a list of 0 and 1, as published configs have it; None where it is absent."""
-    value = config.value(key)
-    if value is None:
-        return None
-    listed = value if isinstance(value, list) else []
-    if len(listed) != layers or not all(type(each) is int and each in (0, 1) for each in listed):
-        raise ModelError(f"config.json: {key} must have {layers} numbers, each 0 or 1")
-    return tuple(map(bool, listed))
 
 
 def _read_ropes(config: Config, spec: DecoderSpec) -> tuple[Rope, Rope]:
@@ -155,7 +144,7 @@ def _read_experts(config: Config, layers: int) -> Experts:
     config.refuse("n_shared_experts", 0)
     kinds = config.choices("mlp_layer_types", layers, {"dense": False, "sparse": True})
     if kinds is None:
-        kinds = _read_numbers(config, "moe_layer_freq", layers)
+        kinds = config.switches("moe_layer_freq", layers)
     routed = kinds or tuple(layer > 0 for layer in range(layers))
     experts = deepseek_experts(config.having({"n_shared_experts": 0}), dense=1, normalized=True)
     return replace(experts, dense_layers=tuple(layer for layer in range(layers) if not routed[layer]))

@@ -68,12 +68,9 @@ def _read_minimax(config: Config) -> DecoderSpec:
 def _read_mixers(config: Config, mixer: LightningAttention, layers: int) -> tuple[LightningAttention | None, ...]:
     """Return what each layer is, as ``layer_types`` lists them, or ``attn_type_list``, in which 1 is full attention."""
     found = config.choices("layer_types", layers, {"full_attention": None, "linear_attention": mixer})
-    kinds = config.value("attn_type_list")
+    kinds = config.switches("attn_type_list", layers)
     if found is None and kinds is not None:
-        listed = kinds if isinstance(kinds, list) else []
-        if len(listed) != layers or not all(type(kind) is int and kind in (0, 1) for kind in listed):
-            raise ModelError(f"config.json: attn_type_list must have {layers} numbers, each 0 or 1")
-        found = tuple(None if kind else mixer for kind in listed)
+        found = tuple(None if is_full else mixer for is_full in kinds)
     if found is None:
         found = tuple(mixer if layer % 2 else None for layer in range(layers))
     if None not in found:
