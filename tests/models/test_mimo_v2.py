@@ -167,6 +167,8 @@ def test_experts_in_mxfp4_are_what_they_stand_for(tmp_path: Path) -> None:
     wrong = {name for name, form in described.items() if stored[name] != form}
     assert all(name.endswith(".router.weight") for name in wrong)  # float32 in any case
     assert {form.precision for name, form in stored.items() if ".expert_" in name} == {"mxfp4"}
+    left_out = "audio_encoder, speech_embeddings, visual"
+    assert checkpoint_of(folder).text_only == f"text only: {left_out} of the files are not loaded"
 
 
 def test_experts_in_mxfp4_are_named_where_they_do_not_fit(tmp_path: Path) -> None:

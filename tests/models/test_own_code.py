@@ -92,8 +92,8 @@ def mimo_v2_5(tensors: Tensors, config: Config) -> Tensors:
         found[f"{attention}qkv_proj.weight"] = np.concatenate(
             [found.pop(f"{attention}{each}_proj.weight") for each in "qkv"]
         )
-    others = ("mtp.layers.0.eh_proj", "visual.merger.norm", "audio_encoder.norm", "speech_embeddings.0")
-    return found | {f"model.{name}.weight".replace("model.visual", "visual"): np.ones(4, np.float32) for name in others}
+    others = ("model.mtp.layers.0.eh_proj", "visual.merger.norm", "audio_encoder.norm", "speech_embeddings.0")
+    return found | {f"{name}.weight": np.ones(4, np.float32) for name in others}
 
 
 def ling(tensors: Tensors, config: Config) -> Tensors:

@@ -25,7 +25,7 @@ _NETWORKS = ("feed_forward", "expert", "shared_expert")
 _MAY_BE_ORDERED = {"qkv", "attention_out", "head", *(f"{name}_{half}" for name in _NETWORKS for half in ("in", "out"))}
 
 # Beginnings of the names of what sees, hears, or leads from there into a decoder.
-_SOUND = ("audio_", "embed_audio")
+_SOUND = ("audio_", "embed_audio", "speech_")
 _OTHER_SENSES = ("vision_", "visual", "multi_modal_projector", "connector", "embed_vision", *_SOUND)
 
 
