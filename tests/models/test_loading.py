@@ -34,7 +34,7 @@ def test_model_too_large_is_refused_before_its_weights_are_read(folder: Path, mo
         raise AssertionError("weights were opened")
 
     monkeypatch.setattr(loading, "Checkpoint", read)
-    monkeypatch.setattr("dragoman.models.memory.available_memory", lambda: 100_000)
+    monkeypatch.setattr("dragoman.models.loading.available_memory", lambda: 100_000)
     with pytest.raises(
         ModelError, match=r"llama-BF16 at bfloat16 does not fit in memory: it needs .* 0\.1 MiB is available"
     ):

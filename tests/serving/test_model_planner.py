@@ -43,3 +43,21 @@ def test_a_model_that_fits_alone_is_planned(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(model_planner, "available_memory", lambda: 30_000_000)  # less than a process takes
     planner = ModelPlanner(WorkerSettings(model=LoadModel()), AdapterRegistry(AdapterSettings()), None)
     assert planner.memory_of(ModelSource(name="embedded", source=None)).serving_bytes > 30_000_000
+
+
+def test_a_model_that_leaves_no_room_for_a_grown_server_has_a_context_that_can_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "long"
+    shutil.copytree(BUILTIN, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1 << 20}))
+    machine_bytes = 220_000_000  # the shortest context, in a server that has grown, takes 280
+    monkeypatch.setattr(model_planner, "available_memory", lambda: machine_bytes)
+    planner = ModelPlanner(
+        WorkerSettings(model=LoadModel(source=str(folder))), AdapterRegistry(AdapterSettings()), None
+    )
+    found = planner.memory_of(ModelSource(name="long", source=str(folder)))
+    budget = MemoryBudget(available=lambda: machine_bytes, measure=lambda _: SERVER_BYTES)
+    budget.measure_server(())
+    budget.require_possible("long", found, ())

@@ -94,8 +94,7 @@ def plans_of(
 ) -> list[MemoryPlan]:
     """Return the plan of the asked precision; for ``auto`` the plans of the stored one and all lower ones.
     ``adapters``: folders of those that are loaded at the start. ``draft_bytes``: of the draft model."""
-    from dragoman.models import available_memory
-    from dragoman.models import plan as plan_memory
+    from dragoman.models import first_plan
 
     stored = described.precision(settings.precision)
     lower: dict[str, tuple[RequestedPrecision, ...]] = {
@@ -104,20 +103,24 @@ def plans_of(
     }
     precisions = (stored, *(lower.get(stored, ()) if settings.precision == "auto" else ()))
     return [
-        plan_memory(
+        first_plan(
             described,
             msgspec.structs.replace(settings, precision=precision),
-            available_bytes=max(0, available_memory() - draft_bytes),
+            draft_bytes=draft_bytes,
             first_adapters_bytes=adapter_sizes(described, adapters, precision),
         )
         for precision in precisions
     ]
 
 
-def measured_bandwidth(placement: Placement) -> float:
-    """Return the bytes per second that this machine reads from memory now."""
+def measured_bandwidth(placement: Placement) -> float | None:
+    """Return the bytes per second that this machine reads from memory now; None where there is too little memory for
+    the measurement."""
     from dragoman import kernels
+    from dragoman.models import MEASURED_BYTES, available_memory
 
+    if available_memory() < MEASURED_BYTES:
+        return None
     kernels.set_memory_nodes(placement.nodes)
     kernels.set_threads(placement.threads)
     return float(kernels.memory_bandwidth(MEASURE_S))
@@ -142,7 +145,7 @@ def _group_rows(plans: list[MemoryPlan]) -> dict[str, list[str]]:
 def print_plans(
     described: ModelDescription,
     plans: list[MemoryPlan],
-    bandwidth: float,
+    bandwidth: float | None,
     threads: str,
     max_adapters: int,
     offered: list[int],
@@ -158,7 +161,9 @@ def print_plans(
         f"[bold]{described.source.name}[/]: {spec.architecture}, {console.count(parameter_count(spec))} parameters, "
         f"context of {spec.context:,} tokens, stored as {described.stored_as}"
     )
-    out.print(f"Memory: {console.size(plans[0].available_bytes)} available, read at {console.size(bandwidth)}/s")
+    available = console.size(plans[0].available_bytes)
+    speed = "too little to measure its speed" if bandwidth is None else f"read at {console.size(bandwidth)}/s"
+    out.print(f"Memory: {available} available beside the server, {speed}")
     out.print(f"Threads: {threads}\n")
     precisions = [found.precision for found in plans]
     table = console.table(["", *precisions], right=precisions, no_wrap=False)
@@ -195,7 +200,10 @@ def print_plans(
             else {}
         ),
         **({"tokens of an image, at most": [f"{spec.vision.most_tokens:,}"] * len(plans)} if spec.vision else {}),
-        "one stream, at most": [f"{console.rate(found.tokens_per_second(bandwidth))} tokens/s" for found in plans],
+        "one stream, at most": [
+            "-" if bandwidth is None else f"{console.rate(found.tokens_per_second(bandwidth))} tokens/s"
+            for found in plans
+        ],
     }
     for name, cells in rows.items():
         table.add_row(name, *cells)

@@ -32,7 +32,8 @@ class SuggestSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Suggestion(NamedTuple):
-    """A model at the best precision that memory holds; None: it holds none. ``tokens_per_s``: at most, one stream's."""
+    """A model at the best precision that memory holds; None: it holds none. ``tokens_per_s``: at most, one stream's;
+    0: not measured."""
 
     model: KnownModel
     precision: str | None
@@ -44,7 +45,7 @@ def suggest(asked: SuggestSettings, machine: MachineSettings) -> None:
     """List small models that are known to work, with the memory that each takes here and how fast it can be."""
     from dragoman.models import available_memory
 
-    available, bandwidth = available_memory(), measured_bandwidth(machine.placement())
+    available, bandwidth = available_memory(), measured_bandwidth(machine.placement()) or 0.0
     found = [suggestion_of(model, available, bandwidth) for model in KNOWN_MODELS]
     best = best_of(found)
     if asked.format == "json":
@@ -54,10 +55,15 @@ def suggest(asked: SuggestSettings, machine: MachineSettings) -> None:
         return
     table = console.table(("NAME", "PRECISION", "MEMORY", "TOKENS/S", "GOOD AT"), right=("MEMORY", "TOKENS/S"))
     for each in found:
-        cells = (each.precision or "too large", console.size(each.memory_bytes), console.rate(each.tokens_per_s))
+        cells = (
+            each.precision or "too large",
+            console.size(each.memory_bytes),
+            console.rate(each.tokens_per_s) if bandwidth else "-",
+        )
         table.add_row(("* " if each is best else "  ") + each.model.name, *cells, each.model.good_at)
     out = console.output()
-    out.print(f"{console.size(available)} of memory available, read at {console.size(bandwidth)}/s\n")
+    speed = f"read at {console.size(bandwidth)}/s" if bandwidth else "too little to measure its speed"
+    out.print(f"{console.size(available)} of memory available, {speed}\n")
     out.print(table)
     if best is not None:
         at = "" if best.precision == "bfloat16" else f" --precision {best.precision}"
@@ -93,7 +99,7 @@ def _entry(each: Suggestion, is_best: bool) -> dict[str, Any]:
         "context": each.model.context,
         "precision": each.precision,
         "memory_bytes": round(each.memory_bytes),
-        "tokens_per_second": round(each.tokens_per_s, 1),
+        "tokens_per_second": round(each.tokens_per_s, 1) or None,
         "good_at": each.model.good_at,
         "suggested": is_best,
     }

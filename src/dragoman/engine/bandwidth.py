@@ -10,13 +10,10 @@ import sys
 
 from dragoman import kernels
 from dragoman.child_process import die_with_parent
-from dragoman.models.memory import available_memory
+from dragoman.models.memory import MEASURED_BYTES, available_memory
 
 MEASURE_S = 0.5
 """As long as ``dragoman plan`` measures."""
-
-NEEDED_BYTES = 512 << 20
-"""Memory that has to be available: what is measured, and room for the process."""
 
 
 def main() -> int:
@@ -24,7 +21,7 @@ def main() -> int:
     die_with_parent(int(sys.argv[1]))
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")  # where memory ends, this process is the one to go
-    if available_memory() < NEEDED_BYTES:
+    if available_memory() < MEASURED_BYTES:
         print("there is too little memory for the measurement")
         return 1
     print(kernels.memory_bandwidth(MEASURE_S))

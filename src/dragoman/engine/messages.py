@@ -100,6 +100,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     and its requests continue in the next. ``give_up_s``: when none could be started for so long, the engine has
     failed; 0: never. ``recovery_bytes``: maximum memory for data that outlives the process: see ``block_store``.
     ``checked``: the packed weights that the previous process verified. ``is_restart``: there was one.
+    ``available_bytes``: what the model may take of what there is, where the server has planned it; None: all.
     ``report_blocks``: outputs have the events of the prefix cache. ``disk``: where prefixes are kept on disk; None:
     nowhere. ``draft``: what makes drafts.
     """
@@ -114,6 +115,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     recovery_bytes: int = 256 * 1024 * 1024
     checked: PackedFile | None = None
     is_restart: bool = False
+    available_bytes: int | None = None
     report_blocks: bool = False
     disk: DiskCache | None = None
     draft: LoadDraft | LoadHead | None = None
@@ -130,6 +132,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             model=model,
             checked=info.model.packed_file,
             is_restart=True,
+            available_bytes=None,
             recovery_bytes=info.recovery_bytes,
         )
 

@@ -219,6 +219,7 @@ def load(settings: WorkerSettings, progress: Progress = ignore_progress) -> tupl
             head_context=None if head is None else head.context,
             eagle=None if head is None else head.eagle,
             is_restart=settings.is_restart,
+            available_bytes=settings.available_bytes,
         )
         return loaded, loaded.card
     stub = StubRunner(settings.model)

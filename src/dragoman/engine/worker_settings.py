@@ -13,15 +13,13 @@ from dragoman.models import (
     EagleChoice,
     ModelDescription,
     ModelSettings,
-    available_memory,
     describe,
-    plan,
     plan_draft,
     plan_eagle,
     plan_head,
 )
 from dragoman.models.hub import DownloadWatcher
-from dragoman.models.memory_share import plan_within
+from dragoman.models.memory_share import first_plan, plan_within
 from dragoman.models.source import find_weights
 from dragoman.models.topology import Placement, place
 
@@ -51,7 +49,8 @@ def worker_settings(
     placement = placement or place()
     settings = with_step_limits(settings, scheduling)
     draft = head_settings(described, settings, scheduling, watcher) or draft_settings(settings, scheduling, watcher)
-    plan(described, settings, available_bytes=without_draft_memory(available_memory(), draft)).require_fit()
+    planned = first_plan(described, settings, draft_bytes=0 if draft is None else draft.nbytes)
+    planned.require_fit()
     if watcher is not None and described.source.repository is not None:
         find_weights(described.source, token=settings.token, watcher=watcher)
     worker = WorkerSettings(
@@ -65,6 +64,7 @@ def worker_settings(
         recovery_bytes=recovery.recovery_bytes,
         disk=None if disk is None else disk_cache(disk),
         draft=draft,
+        available_bytes=planned.available_bytes,
     )
     return worker, described
 

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from dragoman.models.draft import plan_draft, plan_eagle, plan_head
     from dragoman.models.eagle import EagleChoice
     from dragoman.models.loading import load
-    from dragoman.models.memory import MemoryPlan, available_memory, plan
+    from dragoman.models.memory import MEASURED_BYTES, MemoryPlan, available_memory, plan
+    from dragoman.models.memory_share import first_plan
     from dragoman.models.parameters import parameter_count
     from dragoman.models.settings import ModelSettings
     from dragoman.models.source import embedded_path
 
 __all__ = [
+    "MEASURED_BYTES",
     "AdapterInfo",
     "EagleChoice",
     "EncoderInfo",
@@ -36,6 +38,7 @@ __all__ = [
     "describe",
     "embedded_path",
     "find_adapter",
+    "first_plan",
     "load",
     "parameter_count",
     "plan",
@@ -54,7 +57,9 @@ _MODULES = {
     "PackedFile": "description",
     "ModelSettings": "settings",
     "adapter_bytes": "adapters.modules",
+    "MEASURED_BYTES": "memory",
     "available_memory": "memory",
+    "first_plan": "memory_share",
     "describe": "description",
     "embedded_path": "source",
     "find_adapter": "adapters",

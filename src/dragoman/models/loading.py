@@ -31,7 +31,14 @@ from dragoman.models.image_layers import ImageWriter
 from dragoman.models.kv_groups import OWN_PRECISION, KVGroup
 from dragoman.models.layout import SMALLEST_CACHED_BYTES as _SMALLEST_CACHED_BYTES
 from dragoman.models.layout import Layout, plan_layout
-from dragoman.models.memory import MemoryPlan, chosen_formats, plan, with_whole_images
+from dragoman.models.memory import (
+    MemoryPlan,
+    available_memory,
+    chosen_formats,
+    plan,
+    reserve_bytes,
+    with_whole_images,
+)
 from dragoman.models.model import Model
 from dragoman.models.packed_cache import Packed, PackedCache, cache_key
 from dragoman.models.packing import Weights, entry_checksums, pack_checkpoint
@@ -77,17 +84,19 @@ def load(
     head_context: int | None = None,
     eagle: EagleChoice | None = None,
     is_restart: bool = False,
+    available_bytes: int | None = None,
 ) -> Model:
     """Load a model: a folder, a hub id, or None for the embedded one. ``progress`` is called with each stage.
 
     ``checked``: a file of packed weights that is not verified again while it is unchanged. ``head_context``: tokens of
     the longest sequences that the checkpoint's head drafts for; None: it is not loaded. ``eagle``: in place of that
-    head an EAGLE-3 one. ``is_restart``: as of ``plan``.
+    head an EAGLE-3 one. ``is_restart``: as of ``plan``. ``available_bytes``: the most that it may take of what there
+    is.
     Raises ModelError when it is missing, of an unknown architecture, unsafe, corrupt or too large for this machine.
     Checks on the config run before weights are downloaded, and all checks before memory is allocated.
     """
     settings = settings or ModelSettings()
-    opened = _open(source, settings, progress, is_restart=is_restart)
+    opened = _open(source, settings, progress, is_restart=is_restart, available_bytes=available_bytes)
     described, planned, layout = opened.described, opened.planned, opened.layout
     planned.require_fit()
     settings = with_whole_images(described.spec, settings)
@@ -271,7 +280,14 @@ def _open(
     watcher: DownloadWatcher | None = None,
     *,
     is_restart: bool = False,
+    available_bytes: int | None = None,
 ) -> _Opened:
+    def planned_now(described: ModelDescription) -> MemoryPlan:
+        left = available_memory()
+        # What the server has planned for itself need not be exact: what stays free is for that.
+        available = left if available_bytes is None else min(left + reserve_bytes(available_bytes), available_bytes)
+        return plan(described, settings, available_bytes=available, is_restart=is_restart)
+
     fetching = part(progress, 0.0, _DOWNLOAD_SHARE)
     found = find_source(
         source,
@@ -282,7 +298,7 @@ def _open(
         watcher=watcher,
     )
     described = describe_source(found, rope=settings.rope)
-    plan(described, settings, is_restart=is_restart).require_fit()
+    planned_now(described).require_fit()
     described = describe_source(
         find_weights(described.source, token=settings.token, progress=fetching, watcher=watcher), rope=settings.rope
     )
@@ -294,7 +310,7 @@ def _open(
     if checkpoint.text_only:
         _LOG.info("%s", checkpoint.text_only)
     described = replace(described, spec=checkpoint.spec, formats=checkpoint.formats)
-    planned = plan(described, settings, is_restart=is_restart)
+    planned = planned_now(described)
     return _Opened(described, planned, checkpoint, plan_layout(described.spec, planned.precision, planned.formats))
 
 

@@ -35,6 +35,9 @@ from dragoman.models.vision.cost import least_step_tokens
 from dragoman.models.vision.geometry import buffer_bytes
 from dragoman.models.vision.parameters import is_vision
 
+MEASURED_BYTES = 512 << 20
+"""Memory that has to be available to measure its speed: 256 MiB are read, and there is room for the process."""
+
 _SHORTEST_CONTEXT = 1024  # a context is never reduced below this unasked; the model is refused instead
 _MOST_KV_BYTES = 8 << 30  # default limit: more would keep more prefixes, not serve more requests
 _MOST_STATE_BYTES = 4 << 30  # default limit
@@ -188,7 +191,7 @@ def plan(
     loading = max(_loading_bytes(entry.parameter, entry.nbytes, description.stored_dtype) for entry in layout.entries)
 
     mapped = mapped_bytes(layout, settings)
-    reserve = 0 if is_restart else min(available // 10, _MOST_RESERVE_BYTES)
+    reserve = 0 if is_restart else reserve_bytes(available)
     usable = available - reserve - (layout.nbytes - mapped)
     room = usable - max(activations, loading)
     state = state_bytes(spec)
@@ -261,6 +264,11 @@ def chosen_formats(description: ModelDescription, requested: RequestedPrecision)
 def state_bytes(spec: DecoderSpec) -> int:
     """Return the bytes of one sequence's state: float32, each part in whole cache lines. 0: no layer has a state."""
     return sum(-(-size // 16) * 64 for size in spec.state_parts)
+
+
+def reserve_bytes(available: int) -> int:
+    """Return how much of the memory stays free."""
+    return min(available // 10, _MOST_RESERVE_BYTES)
 
 
 def available_memory() -> int:

@@ -22,6 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from dragoman.core.errors import SHUTTING_DOWN, DragomanError
+from dragoman.core.freed_memory import return_freed_memory, return_freed_memory_soon, return_large_blocks
 from dragoman.core.observer import Observer
 from dragoman.core.third_party import import_numpy
 from dragoman.dialects import made_dialects
@@ -40,7 +41,6 @@ from dragoman.server.connection import Connection
 from dragoman.server.connection_context import connection_context
 from dragoman.server.connections import Connections
 from dragoman.server.cors import check_dialects
-from dragoman.server.freed_memory import return_freed_memory, return_freed_memory_soon, return_large_blocks
 from dragoman.server.idempotency import KeptAnswers
 from dragoman.server.keys import Keyring
 from dragoman.server.kv_events import NO_EVENTS, published_blocks

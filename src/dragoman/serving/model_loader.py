@@ -14,6 +14,7 @@ from pathlib import Path
 import dragoman
 from dragoman.core.capsule import Environment
 from dragoman.core.catalog import FileProgress, ModelDetails
+from dragoman.core.freed_memory import return_freed_memory
 from dragoman.core.observer import Observers
 from dragoman.core.sampling_defaults import SamplingDefaults
 from dragoman.core.serving import ModelCard
@@ -121,8 +122,14 @@ class ModelLoader:
         return self._past
 
     async def measure(self, work: Callable[[], None]) -> None:
-        """Run ``work``, which measures the memory of processes, in a thread."""
-        await self._pools.models.run(work)
+        """Run ``work``, which measures the memory of processes, in a thread: without what the C library keeps of models
+        that have left, 30 MB for a tokenizer of 150,000 tokens."""
+
+        def measure() -> None:
+            return_freed_memory()
+            work()
+
+        await self._pools.models.run(measure)
 
     async def memory_of(self, source: ModelSource) -> ModelMemory:
         """Return the planned memory of a model; nothing where its engine runs elsewhere. Raises ModelError."""

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
-from dragoman.core.vocabulary_files import find_vocabulary
 from dragoman.engine.messages import LoadDraft, LoadHead, LoadModel, WorkerSettings
 from dragoman.engine.worker_settings import without_draft_memory
 from dragoman.models import MemoryPlan, ModelDescription, ModelSettings, describe, plan
 from dragoman.models.memory import available_memory
-from dragoman.models.memory_share import ENGINE_BYTES, plan_within
+from dragoman.models.memory_share import ENGINE_BYTES, plan_within, tokenizer_bytes
 from dragoman.serving.adapter_registry import AdapterRegistry
 from dragoman.serving.model_registry import ModelSource
 from dragoman.serving.pool_loader import ModelMemory
 
-TEXT_BYTES, TEXT_FACTOR = 32 << 20, 10
-"""What a model takes in the server's process: a template's process, and a tokenizer of so many times its file."""
-
-
+TEXT_BYTES = 32 << 20
+"""What a model takes in the server beside its tokenizer: a template's process."""
 GROWN_BYTES = 128 << 20
 """By how much the server's memory may exceed ``SERVER_BYTES``: measured 90 MB after some models of 150,000 tokens."""
-
-_WITHOUT_MERGES = 4
 
 
 class ModelPlanner:
@@ -85,7 +78,10 @@ class ModelPlanner:
             described = describe(source.source, **settings.describing)
             settings = self._planned(source, described, settings)[0]
         model = LoadModel(source=source.source, settings=settings)
-        return msgspec.structs.replace(self._first, model=model, draft=self._draft_of(source))
+        # What the first one could take at the start is no limit for those that come after it.
+        available = None if self._has_begun else self._first.available_bytes
+        draft = self._draft_of(source)
+        return msgspec.structs.replace(self._first, model=model, draft=draft, available_bytes=available)
 
     def _draft_of(self, source: ModelSource) -> LoadDraft | LoadHead | None:
         """Return what drafts for a model: the first model has a draft model or a head, if any has."""
@@ -99,13 +95,14 @@ class ModelPlanner:
         draft = self._draft_of(source)
         if self._memory_bytes is not None:
             return plan_within(described, settings, without_draft_memory(self._memory_bytes, draft))
-        # A model that fills the memory has to fit in again after another one, with all that comes with it, in a server
-        # that has grown. A tenth stays free. One that is too large for that is at least served as the first.
-        around = (_around_bytes(described) + GROWN_BYTES) * 10 // 9
-        available = without_draft_memory(self._machine_bytes, draft)
-        found = plan(described, settings, available_bytes=max(0, available - around))
-        if found.refusal is not None:
-            found = plan(described, settings, available_bytes=available)
+        # A model that fills the memory has to fit in again after another one, with all that comes with it, and if it
+        # can in a server that has grown. A tenth stays free. One that is too large is at least served as the first.
+        around = _around_bytes(described)
+        left = without_draft_memory(self._machine_bytes, draft)
+        for taken in (around + GROWN_BYTES, around + GROWN_BYTES // 2, around, 0):
+            found = plan(described, settings, available_bytes=max(0, left - taken * 10 // 9))
+            if found.refusal is None:
+                break
         found.require_fit()
         if settings.kv_bytes is None and settings.kv_tokens is None and found.kv_bytes:
             # Otherwise an engine that starts while another runs would take less for them, and keep less for good.
@@ -120,15 +117,4 @@ class ModelPlanner:
 
 def _around_bytes(described: ModelDescription) -> int:
     """Return what a model takes in addition to its plan: its process, and its text in the server's."""
-    return ENGINE_BYTES + TEXT_BYTES + TEXT_FACTOR * _tokenizer_bytes(described.tokenizer_folder)
-
-
-def _tokenizer_bytes(folder: Path) -> int:
-    """Return the size of a folder's vocabulary, as the memory of its text is measured by it. One without merges takes
-    what a ``tokenizer.json`` of four times its size does."""
-    path = find_vocabulary(folder)
-    try:
-        size = 0 if path is None else path.stat().st_size
-    except OSError:
-        return 0
-    return size if path is not None and path.suffix in (".json", ".txt") else _WITHOUT_MERGES * size
+    return ENGINE_BYTES + TEXT_BYTES + tokenizer_bytes(described.tokenizer_folder)
