@@ -15,6 +15,7 @@ import msgspec
 from dragoman.dialects.alexandria.settings import AlexandriaSettings
 from dragoman.dialects.anthropic.settings import AnthropicSettings
 from dragoman.dialects.friendli.settings import FriendliSettings
+from dragoman.dialects.gemini.settings import GeminiSettings
 from dragoman.dialects.llamacpp.settings import LlamaCppSettings
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.dialects.octoai.settings import OctoAISettings
@@ -51,6 +52,7 @@ REGISTRY: tuple[Registered, ...] = (
     Registered("alexandria", AlexandriaSettings),
     Registered("anthropic", AnthropicSettings),
     Registered("llamacpp", LlamaCppSettings),
+    Registered("gemini", GeminiSettings),
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from math import inf
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar, TypeVarTuple
+from urllib.parse import quote
 
 import msgspec
 
@@ -324,6 +325,13 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         name = path_params.get(self.model_param)
         return {**body, "model": name} if name is not None and isinstance(body, dict) else body
 
+    def for_model(self, name: str) -> tuple[str, Mapping[str, str]]:
+        """Return the path and its parameters for a model; the path alone where that does not name one."""
+        if not self.model_param:
+            return self.path, {}
+        path = self.path.replace(f"{{{self.model_param}:path}}", quote(name, safe="/:@"))
+        return path, {self.model_param: name}
+
 
 IDEMPOTENCY_KEY = RequestHeader(
     name="Idempotency-Key",
@@ -418,7 +426,8 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
         max_body_bytes: largest body; None: as large as the server's ``--max-body-bytes`` allows.
         takes_image_bodies: where a model sees images, its bodies may be as large as ``--max-image-body-bytes`` allows,
             whatever ``max_body_bytes`` is.
-        key_headers: headers that may hold an API key, in addition to ``Authorization: Bearer``.
+        key_headers: headers that may hold an API key, in addition to ``Authorization: Bearer``. key_params: parameters
+            of the query that may hold it where no header does.
         keep_alive: a comment, or an event without effect, for streams of events that are silent for long; empty where
             clients fail on them.
         keep_alive_s: the seconds of silence after which a stream begins with one, and after which a stream that has
@@ -458,6 +467,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int | None = None
     takes_image_bodies: bool = False
     key_headers: tuple[str, ...] = ()
+    key_params: tuple[str, ...] = ()
     keep_alive: bytes = b""
     keep_alive_s: tuple[float, float] = (inf, inf)
     stream_error: Callable[[DragomanError], bytes] | None = None

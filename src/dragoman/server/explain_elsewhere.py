@@ -122,8 +122,15 @@ class Elsewhere:
             return self._failed(dialect, operation, body, error.message)
 
     async def _run(self, dialect: Dialect, operation: Operation, body: dict[str, Any]) -> DryRun:
+        path, params = operation.for_model(self._first.explained.model)
         return await dry_run(
-            operation, self._serving, self._context, body, self._check, path=f"/{dialect.name}{operation.path}"
+            operation,
+            self._serving,
+            self._context,
+            operation.with_model(body, params),
+            self._check,
+            path=f"/{dialect.name}{path}",
+            path_params=params,
         )
 
     def _values(self, made: DryRun) -> dict[str, Any]:
@@ -154,12 +161,15 @@ class Elsewhere:
         lost += _other_prompt(first, second)
         if self._first.run.count != made.count:
             lost.append(Lost(parameter="prompts", asked=self._first.run.count, gets=made.count))
-        path = f"/{dialect.name}{operation.path}"
+        path = self._path(dialect, operation)
         return InDialect(dialect=dialect.name, method=operation.method, path=path, body=body, lost=tuple(lost))
 
     def _failed(self, dialect: Dialect, operation: Operation, body: Mapping[str, Any], message: str) -> InDialect:
-        path = f"/{dialect.name}{operation.path}"
+        path = self._path(dialect, operation)
         return InDialect(dialect=dialect.name, method=operation.method, path=path, body=body, error=message)
+
+    def _path(self, dialect: Dialect, operation: Operation) -> str:
+        return f"/{dialect.name}{operation.for_model(self._first.explained.model)[0]}"
 
 
 def _switched_on(values: Mapping[str, Any]) -> dict[str, Any]:

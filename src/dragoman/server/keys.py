@@ -134,19 +134,22 @@ class Keyring:
         subprotocols: Sequence[str] = (),
         *,
         address: str = "",
+        queried: str = "",
     ) -> Caller:
-        """Return who sends a request from the address, by its key.
+        """Return who sends a request from the address, by its key. ``queried``: the one in its query, if any.
 
         Raises as ``holder`` does, and RateLimited for an unknown key of an address that had too many of them.
         """
         with self._counted(address):
-            key = self.holder(headers, key_headers, scope, subprotocols)
+            key = self.holder(headers, key_headers, scope, subprotocols, queried)
         return key.caller(address, self.defaults)
 
-    def known_caller(self, headers: Mapping[str, str], key_headers: Sequence[str], *, address: str = "") -> Caller:
+    def known_caller(
+        self, headers: Mapping[str, str], key_headers: Sequence[str], *, address: str = "", queried: str = ""
+    ) -> Caller:
         """Return who sends a request, whatever scopes the key has. Raises as ``caller`` does."""
         with self._counted(address):
-            key = self.known(headers, key_headers)
+            key = self.known(headers, key_headers, queried=queried)
         return key.caller(address, self.defaults)
 
     @contextlib.contextmanager
@@ -158,20 +161,31 @@ class Keyring:
             raise
 
     def holder(
-        self, headers: Mapping[str, str], key_headers: Sequence[str], scope: Scope, subprotocols: Sequence[str] = ()
+        self,
+        headers: Mapping[str, str],
+        key_headers: Sequence[str],
+        scope: Scope,
+        subprotocols: Sequence[str] = (),
+        queried: str = "",
     ) -> Key:
-        """Return the key that the request carries: in ``Authorization: Bearer``, another of the headers, or a
-        subprotocol.
+        """Return the key that the request carries: in ``Authorization: Bearer``, another of the headers, a
+        subprotocol, or its query.
 
         Raises Unauthorized without a known key, Forbidden with one that lacks the scope.
         """
-        found = self.known(headers, key_headers, subprotocols)
+        found = self.known(headers, key_headers, subprotocols, queried)
         _check_scope(found, scope)
         return found
 
-    def known(self, headers: Mapping[str, str], key_headers: Sequence[str], subprotocols: Sequence[str] = ()) -> Key:
+    def known(
+        self,
+        headers: Mapping[str, str],
+        key_headers: Sequence[str],
+        subprotocols: Sequence[str] = (),
+        queried: str = "",
+    ) -> Key:
         """Return the key that the request carries, whatever scopes it has. Raises Unauthorized without a known one."""
-        presented = _presented(headers, key_headers) or _offered(subprotocols)
+        presented = _presented(headers, key_headers) or _offered(subprotocols) or queried.strip()
         if not presented:
             message = "No API key was given. Send it in the header 'Authorization: Bearer <key>'."
             raise Unauthorized(message, reason="missing")

@@ -95,7 +95,13 @@ def endpoints_by_path(prefixed: Sequence[Dialect], bare: Sequence[Dialect]) -> d
             if prefix and operation.path == "/":
                 # A client whose base address is the prefix requests it as it is.
                 paths.setdefault(prefix, []).append(endpoint)
-    return paths
+    # A pattern whose end takes any text would match the longer paths of others too.
+    return dict(sorted(paths.items(), key=lambda item: item[0].endswith(":path}")))
+
+
+def _queried_key(exchange: Exchange, names: Sequence[str]) -> str:
+    """Return the API key in the query, if there is one."""
+    return next((value for name in names if (value := exchange.query.get(name, ""))), "") if names else ""
 
 
 def check_named_paths(bare: Sequence[Dialect]) -> None:
@@ -363,7 +369,9 @@ class PathEndpoint:
             return None
         else:
             names = [name for dialect, _ in candidates for name in dialect.key_headers]
-            caller = keys.known_caller(exchange.headers, names, address=exchange.client)
+            params = [name for dialect, _ in candidates for name in dialect.key_params]
+            queried = _queried_key(exchange, params)
+            caller = keys.known_caller(exchange.headers, names, address=exchange.client, queried=queried)
         is_counted = all(operation.method == "POST" and operation.scope == "infer" for _, operation in candidates)
         return caller if is_counted else None
 
@@ -399,8 +407,10 @@ class PathEndpoint:
             caller = keys.renewed(accepted, operation.scope)
             exchange.tenant, exchange.scopes = caller.tenant, caller.scopes
         elif keys and not keys.is_open(operation):
-            address = exchange.client
-            caller = keys.caller(exchange.headers, dialect.key_headers, operation.scope, address=address)
+            address, queried = exchange.client, _queried_key(exchange, dialect.key_params)
+            caller = keys.caller(
+                exchange.headers, dialect.key_headers, operation.scope, address=address, queried=queried
+            )
             if not standing.is_trusted:
                 scopes = tuple(scope for scope in caller.scopes if scope in WITHOUT_ADMIN)
                 caller = msgspec.structs.replace(caller, scopes=scopes)
