@@ -76,7 +76,8 @@ def is_told(place: str, told: set[str]) -> bool:
 
 
 def explained(server: RunningServer, path: str, body: Any) -> dict[str, Any]:
-    asked = {"path": path.replace("{deployment}", "stub"), "body": body, "tokens": False, "others": False}
+    path = path.replace("{deployment}", "stub").replace("{model}", "stub")
+    asked = {"path": path, "body": body, "tokens": False, "others": False}
     answer = httpx.post(f"{server.url}/explain", json=asked, timeout=60)
     assert answer.status_code == 200, (answer.text, body)
     found: dict[str, Any] = answer.json()

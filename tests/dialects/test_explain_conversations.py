@@ -52,7 +52,7 @@ async def test_calls_results_and_tools_have_the_same_prompt_everywhere(house: Lo
     body = {"messages": MESSAGES, "tools": [TOOL], "tool_choice": choice, "max_tokens": 5}
     told = await explained(house, OPENAI, body)
     others = {each["dialect"]: each for each in told["others"]}
-    for name in ("anthropic", "ollama", "friendli", "octoai"):
+    for name in ("anthropic", "ollama", "friendli", "octoai", "gemini"):
         other = others[name]
         assert not other["error"], name
         if name == "ollama" and choice == "none":

@@ -47,6 +47,8 @@ SERVED: dict[str, Any] = {
     "model": "stub",
     "model_id": "stub",
     "messages": [{"role": "user", "content": "Hi"}],
+    "contents": [{"parts": [{"text": "Hi"}]}],
+    "content": {"parts": [{"text": "Hi"}]},
     "stop": ["\N{SNOWMAN}"],
 }
 """Values that a name needs to mean something here, or to leave texts uncut. Used where the field's type takes them."""
@@ -55,7 +57,7 @@ ENOUGH_TIME = (60_000_000, 60.0)
 """One minute, in microseconds and in seconds: the value of every field that limits the time of a generation, however
 it is spelled. A generation that gets less is cut, and a dialect may answer that with an error of the server."""
 
-PROMPTS = ("prompt", "prompts", "input", "inputs", "texts", "messages", "text_1", "text_2")
+PROMPTS = ("prompt", "prompts", "input", "inputs", "texts", "messages", "contents", "text_1", "text_2")
 """Fields without which some dialects serve nothing, though no single one of them is required."""
 
 UNWORDED = ("alexandria",)

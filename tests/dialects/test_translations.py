@@ -55,6 +55,7 @@ class Recorder:
         """The parameters, each as the last thing that was asked for has it; None: nothing has it."""
         dialect, path = operation.split()
         self.serving.asked.clear()
+        path = path.replace("{model:path}", str(body.get("model", "stub")))
         self.runner.run(self.client.post(f"/{dialect}{path}", json=body))
         return {parameter: self._found(parameter) for parameter in parameters}
 

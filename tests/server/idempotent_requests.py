@@ -26,6 +26,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 12}
 PROMPT = {"prompt": "Once", "max_tokens": 12}
 INPUTS = {"inputs": "Once", "parameters": {"max_new_tokens": 12}}
 TEXT = {"prompt": "Once", "max_length": 12}
+CONTENTS = {"contents": [{"parts": [{"text": "hi"}]}], "generationConfig": {"maxOutputTokens": 12}}
 ROW = {"request_id": "order-1", "prompt": "Once", "generation_config": {"max_new_tokens": 12}}
 GENERATING: list[tuple[str, dict[str, Any]]] = [
     ("/openai/v1/completions", PROMPT),
@@ -49,6 +50,8 @@ GENERATING: list[tuple[str, dict[str, Any]]] = [
     ("/octoai/v1/chat/completions", CHAT | {"model": "stub", "stream": True}),
     ("/anthropic/v1/messages", CHAT | {"model": "stub"}),
     ("/anthropic/v1/messages", CHAT | {"model": "stub", "stream": True}),
+    ("/gemini/v1beta/models/stub:generateContent", CONTENTS),
+    ("/gemini/v1beta/models/stub:streamGenerateContent", CONTENTS),
     ("/ollama/api/chat", CHAT | {"model": "stub", "options": {"num_predict": 12}}),
     ("/ollama/api/generate", PROMPT | {"model": "stub", "options": {"num_predict": 12}, "stream": False}),
     ("/llamacpp/completion", PROMPT | {"n_predict": 12, "stream": True}),

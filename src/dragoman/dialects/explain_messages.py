@@ -92,7 +92,7 @@ def _image_url(source: ImageSource) -> dict[str, Any]:
 
 def _ollama(message: Message) -> dict[str, Any]:
     written: dict[str, Any] = {"role": message["role"], "content": "".join(_texts(message))}
-    if images := [_file(source).data for source in _sources(message)]:
+    if images := [image_file(source).data for source in _sources(message)]:
         written["images"] = images
     if thinking := message.get("reasoning_content"):
         written["thinking"] = thinking
@@ -136,7 +136,7 @@ _EMPTY = {"type": "text", "text": ""}
 def _image_block(source: ImageSource) -> dict[str, Any]:
     if source.url and not source.url.startswith("data:"):
         return {"type": "image", "source": {"type": "url", "url": source.url}}
-    file = _file(source)
+    file = image_file(source)
     return {"type": "image", "source": {"type": "base64", "media_type": file.media_type, "data": file.data}}
 
 
@@ -156,7 +156,7 @@ def _sources(message: Message) -> Iterator[ImageSource]:
             yield part["source"]
 
 
-def _file(source: ImageSource) -> _File:
+def image_file(source: ImageSource) -> _File:
     """Return the file of a source in base64; of an address, which a request would have to fetch, nothing."""
     data = source.data or base64.b64encode(source.file).decode()
     if source.url.startswith("data:"):
@@ -168,7 +168,7 @@ def _file(source: ImageSource) -> _File:
 def _url(source: ImageSource) -> str:
     if source.url:
         return source.url
-    file = _file(source)
+    file = image_file(source)
     return f"data:{file.media_type};base64,{file.data}"
 
 

@@ -16,6 +16,7 @@ from dragoman.core.constraint import Constraint, JsonObject, JsonSchema, Lark, R
 from dragoman.core.errors import DragomanError
 from dragoman.core.request import ChatPrompt, FillPrompt, GenerationRequest, TextPrompt, TokenPrompt
 from dragoman.dialects.api import Dialect, Operation
+from dragoman.dialects.explain_contents import calling_forms, contents, declared_forms
 from dragoman.dialects.explain_fields import inner_table, shown
 from dragoman.dialects.explain_messages import choice_forms, conversations, tool_forms
 from dragoman.dialects.field import Field, Row, Table, Treatment
@@ -120,7 +121,9 @@ def first_bodies(table: Table, source: Source, model: str) -> list[dict[str, Any
     forms = [_builtins(each) for each in (*given, source.text, source.values.get("prompt")) if each is not None]
     if wanted == _MESSAGES:
         forms[1:1] = conversations(source.messages)
-        forms += [[{"role": "user", "content": form}] for form in forms if isinstance(form, str)]
+        texts = [form for form in forms if isinstance(form, str)]
+        forms += [[{"role": "user", "content": text}] for text in texts]
+        forms += [contents(source.messages or [{"role": "user", "content": text}]) for text in texts or [""]]
     texts_first = sorted(forms, key=lambda form: form == _builtins(source.values.get("prompt.token_ids")))
     found: list[dict[str, Any]] = []
     for form in texts_first:
@@ -281,8 +284,10 @@ def _candidates(field: Field, target: str, source: Source) -> Iterator[Any]:
         yield wire
         if target == "tools.functions":
             yield from tool_forms(wire)
+            yield from declared_forms(wire)
         elif target == "tools.choice":
             yield from choice_forms(wire)
+            yield from calling_forms(wire)
     value = source.values.get(target)
     if value is None:
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -88,20 +89,51 @@ def _kind(part: Mapping[str, Any], path: Path) -> str:
     return given[0] if given else "text"
 
 
+class _OpenCalls:
+    """The calls that have no response yet, each by its number: the id and the name."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, tuple[str, str]] = {}
+        self._of_id: dict[str, deque[int]] = {}
+        self._of_name: dict[str, deque[int]] = {}
+        self._made = 0
+
+    def add(self, id: str | None, name: str) -> str:
+        """Add a call, and return its id: a new one where it has none."""
+        self._made += 1
+        id = id or f"call_{self._made}"
+        self._calls[self._made] = id, name
+        self._of_id.setdefault(id, deque()).append(self._made)
+        self._of_name.setdefault(name, deque()).append(self._made)
+        return id
+
+    def answer(self, id: str | None, name: str) -> tuple[str, str] | None:
+        """Return the first call that a response answers, which is then answered: that of the id, or of the name, as
+        clients may leave ids out, or make up their own."""
+        found = self._first(self._of_id, id) if id else None
+        number = self._first(self._of_name, name) if found is None else found
+        return None if number is None else self._calls.pop(number)
+
+    def _first(self, numbers: Mapping[str, deque[int]], key: str) -> int | None:
+        waiting = numbers.get(key, deque())
+        while waiting and waiting[0] not in self._calls:
+            waiting.popleft()
+        return waiting[0] if waiting else None
+
+
 class _Reader:
     """The conversation so far."""
 
     def __init__(self, card: ModelCard, resolution: str | None) -> None:
         self._card, self._resolution, self._turns = card, resolution, Turns(card)
         self._detailed: list[str] = []
-        self._open: list[tuple[str, str]] = []
-        """The id and the name of each call that has no response yet."""
-        self._calls_made = 0
+        self._open = _OpenCalls()
         self._begun = False
         self._head: list[str] = []
         self._hidden_left = reasoning.MAX_HIDDEN_CHARS
         # The model's turn: streamed answers come back as many contents.
-        self._text, self._thought, self._calls, self._last = "", "", list[dict[str, Any]](), ""
+        self._texts, self._thoughts, self._calls = list[str](), list[str](), list[dict[str, Any]]()
+        self._last = ""
 
     def content(self, content: Mapping[str, Any], path: Path) -> None:
         role, parts, at = content["role"], content["parts"], (*path, "parts")
@@ -138,27 +170,25 @@ class _Reader:
 
     def _model_part(self, part: Mapping[str, Any], path: Path) -> None:
         kind = _kind(part, path)
-        self._thought += self._revealed(part, path)
+        if part["thoughtSignature"]:
+            self._thoughts.append(self._revealed(part["thoughtSignature"], (*path, "thoughtSignature")))
         if kind == "functionCall":
             self._calls.append(self._call(part["functionCall"]))
         elif kind != "text":
             place = dotted((*path, kind))
             raise UnsupportedFeature(f"'{place}' is not supported in the model's turns.", param=place)
         elif part["thought"]:
-            self._thought += part["text"] or ""
+            self._thoughts.append(part["text"] or "")
             kind = "thought"
         else:
-            self._text += part["text"] or ""
+            self._texts.append(part["text"] or "")
             if not part["text"]:
                 return  # nothing that could be continued
         self._last = kind
 
-    def _revealed(self, part: Mapping[str, Any], path: Path) -> str:
+    def _revealed(self, given: str, path: Path) -> str:
         """Return the reasoning that a signature holds; nothing for one that is not ours. Raises BadRequest."""
-        given = part["thoughtSignature"]
-        if not given:
-            return ""
-        place = dotted((*path, "thoughtSignature"))
+        place = dotted(path)
         try:
             held = _decoded(given).decode("ascii")
         except ValueError:
@@ -174,15 +204,14 @@ class _Reader:
         return text
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        self._calls_made += 1
-        id, name = call["id"] or f"call_{self._calls_made}", call["name"]
-        self._open.append((id, name))
-        return self._turns.call(id, name, call["args"])
+        id = self._open.add(call["id"], call["name"])
+        return self._turns.call(id, call["name"], call["args"])
 
     def _end_turn(self) -> None:
-        if self._text or self._thought or self._calls:
-            self._turns.add_assistant(self._text, self._thought, self._calls)
-        self._text, self._thought, self._calls, self._last = "", "", [], ""
+        text, thought = "".join(self._texts), "".join(self._thoughts)
+        if text or thought or self._calls:
+            self._turns.add_assistant(text, thought, self._calls)
+        self._texts, self._thoughts, self._calls, self._last = [], [], [], ""
 
     # The user's turns ------------------------------------------------------------------------------------------------
 
@@ -209,16 +238,11 @@ class _Reader:
 
     def _response(self, response: Mapping[str, Any], path: Path) -> list[Piece]:
         """Add the result of a call, and return its images."""
-        id, name = response["id"], response["name"]
-        found = next((call for call in self._open if (call[0] == id if id else call[1] == name)), None)
+        found = self._open.answer(response["id"], response["name"])
         if found is None:
-            # Clients may have made up ids of their own, or leave them out on one side.
-            found = next((call for call in self._open if call[1] == name), None)
-        if found is None:
-            place = dotted(path)
-            message = f"Invalid value at '{place}': there is no call of '{name[:64]}' that it could answer."
+            place, name = dotted(path), response["name"][:64]
+            message = f"Invalid value at '{place}': there is no call of '{name}' that it could answer."
             raise BadRequest(message, param=place)
-        self._open.remove(found)
         texts, images = [_result_text(response["response"])], list[Piece]()
         for i, part in enumerate(response["parts"] or ()):
             piece = self._file(part, (*path, "parts", i))

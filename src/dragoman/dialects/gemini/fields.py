@@ -7,7 +7,7 @@ from dragoman.dialects.field import Field, Table, Treatment
 from dragoman.dialects.field_types import Anything, Boolean, Integer, ListOf, String
 from dragoman.dialects.gemini.config_fields import GENERATION_CONFIG
 from dragoman.dialects.gemini.content_fields import CONTENT, SYSTEM
-from dragoman.dialects.gemini.names import Name, Whole
+from dragoman.dialects.gemini.names import Known, Name, Whole
 from dragoman.dialects.gemini.schemas import JSON_SCHEMA, SCHEMA
 
 REFUSED, REPORTED = Treatment.REFUSED, Treatment.REPORTED
@@ -118,7 +118,7 @@ TOOL_CONFIG = Table(
     fields=(
         Field(
             name="functionCallingConfig",
-            kind=FUNCTION_CALLING,
+            kind=Known(FUNCTION_CALLING),
             becomes="tools.choice",
             note="Which functions are called. Calls follow a grammar, also those that the model chooses to make.",
         ),
@@ -150,7 +150,7 @@ _SHOWN: tuple[Field, ...] = (
     ),
     Field(
         name="tools",
-        kind=ListOf(TOOL, maximum=512),
+        kind=ListOf(Known(TOOL), maximum=512),
         becomes="tools.functions",
         note="What the model may call, if its chat template knows tools: see [tools.md](tools.md).",
     ),

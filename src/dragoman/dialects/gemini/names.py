@@ -9,7 +9,7 @@ from typing import Any
 from dragoman.core.errors import BadRequest
 from dragoman.dialects.api import RequestContext
 from dragoman.dialects.field import Outline, Reading, Table
-from dragoman.dialects.field_types import FieldType, ListOf, OneOf, Path, Wrapped, dotted
+from dragoman.dialects.field_types import FieldError, FieldRule, FieldType, ListOf, OneOf, Path, Wrapped, dotted
 
 INLINE_BYTES = 65_536
 """Bodies up to this size are renamed in the event loop, in less than a millisecond."""
@@ -76,6 +76,19 @@ class Whole(Wrapped, frozen=True):
 
 def _as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+class Known(Wrapped, frozen=True):
+    """Objects of a table with a member that the table knows: one that has others alone is another API's, and would ask
+    for nothing."""
+
+    def check(self, value: Any, path: Path) -> Any:
+        if isinstance(value, dict) and value and isinstance(self.inner, Table):
+            known = {field.name for field in self.inner.fields}
+            if known.isdisjoint(value):
+                first = next(iter(value))
+                raise FieldError(FieldRule.UNKNOWN, (*path, first), bound=(dotted((*path, first)),))
+        return self.inner.check(value, path)
 
 
 class Name(Wrapped, frozen=True):

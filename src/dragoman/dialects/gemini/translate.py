@@ -68,7 +68,7 @@ def content_request(reading: Reading, request_id: str, seed: int, card: ModelCar
         constraint_param="tools" if plan.constraint else format_param or "constraint",
         constraint_behind_reasoning=plan.behind_reasoning,
         shown_tokens=plan.shown_tokens,
-        reasoning_budget=budget if may_reason else None,
+        reasoning_budget=None if talk.continues else budget,
         images_param="contents",
     )
     sees_detail = card.images is not None and card.images.has_detail
