@@ -47,6 +47,22 @@ def test_dialects_name_the_same_text_alike() -> None:
     assert names(parts) == names(chat("Hello"))
 
 
+def test_contents_with_parts_are_named_by_their_texts() -> None:
+    def contents(*texts: str, **more: Any) -> tuple[str, ...]:
+        turns = [{"role": ("user", "model")[i % 2], "parts": [{"text": text}]} for i, text in enumerate(texts)]
+        return names({"contents": turns, **more})
+
+    before, after = contents("Hello", "Hi."), contents("Hello", "Hi.", "Tell me more")
+    assert after[: len(before)] == before
+    assert len(after) == len(before) + 1
+    assert contents("Hello") != contents("Bye")
+    assert contents("Hello", systemInstruction={"parts": [{"text": "Calm."}]}) != contents("Hello")
+    assert names({"contents": [{"parts": [{"text": "Hello"}]}]}), "a content need not have a role"
+    key = {"x-goog-api-key": "a"}
+    body = {"contents": [{"parts": [{"text": "Hello"}]}]}
+    assert names(body, key) != names(body, {**key, "x-goog-api-key": "b"})
+
+
 def test_models_tools_and_callers_have_names_of_their_own() -> None:
     plain = names(chat("Hello"))
     assert names(chat("Hello", model="other"))[0] != plain[0]

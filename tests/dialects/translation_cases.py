@@ -491,6 +491,22 @@ CASES = {
         "generationConfig.responseMimeType": Case("application/json", {"constraint": JsonSchema}),
         "generationConfig.thinkingConfig.thinkingBudget": Case(5, {"reasoning_budget": 5}),
     },
+    "gemini /v1beta/models/{model:path}:countTokens": {
+        "generateContentRequest.contents": Case(OTHER_CONTENTS, {"prompt.messages": YES}),
+        "generateContentRequest.systemInstruction": Case(
+            {"parts": [{"text": "Calm."}]},
+            {"prompt.messages": begins_calmly},
+            {"generateContentRequest.contents": CONTENTS},
+        ),
+        "generateContentRequest.tools": Case(
+            DECLARED, {"prompt.tools": has_weather}, {"generateContentRequest.contents": CONTENTS}
+        ),
+        "generateContentRequest.toolConfig.functionCallingConfig": Case(
+            {"mode": "NONE"},
+            {"prompt.tools": []},
+            {"generateContentRequest.contents": CONTENTS, "generateContentRequest.tools": DECLARED},
+        ),
+    },
     "gemini /v1beta/models/{model:path}:embedContent": {
         "content": Case(OTHER_CONTENTS[0], {"prompt.text": "Yes"}),
     },

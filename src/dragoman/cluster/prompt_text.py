@@ -18,14 +18,18 @@ from dragoman.dialects.api import Dialect
 PIECE = 256
 """Characters of one piece of a long text: about two blocks of the cache."""
 MOST_PIECES = 2048
-FIELDS = ("messages", "prompt", "inputs", "prompts", "input", "text")
+FIELDS = ("messages", "contents", "prompt", "inputs", "prompts", "input", "text")
 """Fields that hold the prompt, in the bodies of all dialects."""
-CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-friendli-token")
+CREDENTIALS = ("authorization", "x-api-key", "api-key", "x-goog-api-key", "x-friendli-token")
 """Headers whose callers do not share prefixes."""
 CONTEXT = (
     "model",
     "tools",
     "tool_choice",
+    "toolConfig",
+    "tool_config",
+    "systemInstruction",
+    "system_instruction",
     "template_kwargs",
     "chat_template_kwargs",
     "adapter_id",
@@ -33,6 +37,9 @@ CONTEXT = (
     "cache_salt",
 )
 """Fields that precede the prompt in what the model reads, or decide who may share it."""
+
+_MESSAGE = frozenset({"role", "content", "parts"})
+"""Members of which a message has one."""
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder(order="sorted").encode
@@ -99,7 +106,7 @@ def _texts(prompt: Any) -> Iterable[str]:
     if not isinstance(prompt, list) or not prompt:
         return ()
     first = prompt[0]
-    if isinstance(first, dict) and ("role" in first or "content" in first):
+    if isinstance(first, dict) and not _MESSAGE.isdisjoint(first):
         return (f"{each.get('role')}\0{_content(each)}" for each in prompt if isinstance(each, dict))
     if isinstance(first, dict):
         return _texts(next((first[name] for name in FIELDS if first.get(name)), None))
@@ -109,7 +116,7 @@ def _texts(prompt: Any) -> Iterable[str]:
 
 
 def _content(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
+    content = message["parts"] if "parts" in message else message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     calls = message.get("tool_calls")

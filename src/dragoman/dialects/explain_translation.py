@@ -120,7 +120,8 @@ def first_bodies(table: Table, source: Source, model: str) -> list[dict[str, Any
     given = (source.wires.get(wanted), *(source.wires.get(each) for each in _TEXTS), source.values.get(wanted))
     forms = [_builtins(each) for each in (*given, source.text, source.values.get("prompt")) if each is not None]
     if wanted == _MESSAGES:
-        forms[1:1] = conversations(source.messages)
+        # Of texts alone there is one form, which the first dialect may not have used.
+        forms[1:1] = list(conversations(source.messages)) or [_builtins(list(source.messages))][: len(source.messages)]
         texts = [form for form in forms if isinstance(form, str)]
         forms += [[{"role": "user", "content": text}] for text in texts]
         forms += [contents(source.messages or [{"role": "user", "content": text}]) for text in texts or [""]]

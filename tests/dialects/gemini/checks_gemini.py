@@ -313,9 +313,7 @@ def check_errors(url: str) -> None:
         ("embedded", {"logprobs": 2}, 400, "INVALID_ARGUMENT", "responseLogprobs"),
     ):
         given: Any = config
-        error = raised(
-            errors.ClientError, asking.models.generate_content, model=model, contents=ASK, config=given
-        )
+        error = raised(errors.ClientError, asking.models.generate_content, model=model, contents=ASK, config=given)
         assert (error.code, error.status) == (code, status), error
         assert words in error.message, error.message
 

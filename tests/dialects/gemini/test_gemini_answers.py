@@ -218,8 +218,11 @@ def test_prompts_are_counted_as_they_run(calling: ScriptedServer) -> None:
     answer = post(calling, f"{V1BETA}:countTokens", whole)
     assert answer.json() == expected
     assert answer.headers["x-dragoman-warnings"] == "ignored: generateContentRequest.generationConfig"
-    for wrong in ({}, whole | {"contents": HI}):
-        assert post(calling, f"{V1BETA}:countTokens", wrong).status_code == 400
+    beside = {"contents": [*HI, *HI], "systemInstruction": {"parts": [{"text": "Hm."}]}}
+    answer = post(calling, f"{V1BETA}:countTokens", whole | beside)
+    assert answer.json() == expected
+    assert answer.headers["x-dragoman-warnings"].endswith(", contents, systemInstruction")
+    assert post(calling, f"{V1BETA}:countTokens", {}).status_code == 400
 
 
 # Calls ---------------------------------------------------------------------------------------------------------------
@@ -453,7 +456,10 @@ def test_what_has_no_effect_is_told(calling: ScriptedServer) -> None:
         (TOOLS | choice("AUTO", "weather"), "toolConfig.functionCallingConfig.allowedFunctionNames"),
         ({"toolConfig": {"functionCallingConfig": {"type": "any"}}}, "toolConfig.functionCallingConfig.type"),
         (
-            {"contents": [*HI, {"role": "model", "parts": [{"text": "It"}]}], "generationConfig": {"responseSchema": {}}},
+            {
+                "contents": [*HI, {"role": "model", "parts": [{"text": "It"}]}],
+                "generationConfig": {"responseSchema": {}},
+            },
             "generationConfig.responseSchema",
         ),
     ],

@@ -18,10 +18,10 @@ MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
 
 _MODEL = Field(
     name="model",
-    kind=String(minimum=1, maximum=256),
+    kind=Anything(),
     becomes="model",
-    note="In the path: a served model, alias or adapter; names that begin with `gemini-` mean the model of "
-    "`--gemini-model`. A body's own is not looked at.",
+    note="That of the path, whatever a body has here: a served model, alias or adapter; names that begin with "
+    "`gemini-` mean the model of `--gemini-model`.",
 )
 
 FUNCTION = Table(
@@ -211,8 +211,8 @@ COUNTED = Table(
     name="generateContentRequest",
     fields=(
         Field(name="model", kind=String(), note="Not looked at: the path names the model."),
-        Field(name="contents", kind=_CONTENTS.kind, required=True, note=_CONTENTS.note),
-        *(Field(name=field.name, kind=field.kind, note=field.note) for field in _SHOWN),
+        _CONTENTS,
+        *_SHOWN,
         Field(name="generationConfig", kind=Anything(), treatment=REPORTED, note="Nothing is generated."),
         *_WITHOUT_EFFECT,
     ),
@@ -223,15 +223,15 @@ COUNT_TOKENS = Table(
     fields=(
         _MODEL,
         Field(
+            name="generateContentRequest",
+            kind=COUNTED,
+            note="A whole request, whose prompt is counted: what else is shown to the model is then reported.",
+        ),
+        Field(
             name="contents",
             kind=_CONTENTS.kind,
             becomes="prompt.messages",
             note="The conversation; or, in its place, `generateContentRequest`.",
-        ),
-        Field(
-            name="generateContentRequest",
-            kind=COUNTED,
-            note="A whole request, whose prompt is counted.",
         ),
         *_SHOWN,
         Field(name="generationConfig", kind=Anything(), treatment=REPORTED, note="Nothing is generated."),

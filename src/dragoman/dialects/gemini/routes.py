@@ -19,7 +19,7 @@ from dragoman.dialects.gemini.fields import BATCH_EMBED, COUNT_TOKENS, EMBED, GE
 from dragoman.dialects.gemini.names import read_checked
 from dragoman.dialects.gemini.render import Framing, Head, ResponseChunks, whole_response
 from dragoman.dialects.gemini.settings import GeminiSettings
-from dragoman.dialects.gemini.translate import content_request, counted_prompt, thinking_of
+from dragoman.dialects.gemini.translate import content_request, counted_prompt, thinking_of, without_beside
 from dragoman.dialects.model_list import listed_model, listed_models
 from dragoman.dialects.openai_stream import encoded, stream_answer
 from dragoman.dialects.pooled import as_numbers, embed
@@ -139,7 +139,8 @@ class Api:
     async def count(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``:countTokens``."""
         check_query(context.query)
-        reading = await read_checked(context, COUNT_TOKENS)
+        reading = without_beside(await read_checked(context, COUNT_TOKENS))
+        context.report(reading)
         card = self._card(serving, reading.core.get("model"))
         prompt = counted_prompt(reading, card)
         ids = await context.unless_gone(serving.tokenize(prompt, card.name, bounded=False))
@@ -218,15 +219,18 @@ class Api:
             listed = listed_model(serving, context.scopes, self._card(serving, name).name)
         await context.reply(models.model(listed))
 
-    def _card(self, serving: Serving, name: str | None) -> ModelCard:
+    def _card(self, serving: Serving, given: Any) -> ModelCard:
         """Return the model that answers to a name. Raises ModelNotFound."""
+        name = None if given is None else str(given)
         try:
             return serving.model(name)
         except ModelNotFound:
             if name is not None and name.lower().startswith(GEMINI) and self._gemini != "none":
                 return serving.model(self._gemini)
             shown = models.PREFIX + (name or "")[:256]
-            raise ModelNotFound(f"{shown} is not found: the list of models has those that are.", param="model") from None
+            raise ModelNotFound(
+                f"{shown} is not found: the list of models has those that are.", param="model"
+            ) from None
 
 
 def check_query(query: Mapping[str, str], *, streams: bool = False, allowed: Sequence[str] = ()) -> str:

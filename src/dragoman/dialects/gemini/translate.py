@@ -84,24 +84,27 @@ def content_request(reading: Reading, request_id: str, seed: int, card: ModelCar
     return Translated(request, plan.shape, msgspec.structs.replace(reading, reported=reported))
 
 
+SHOWN = ("contents", "systemInstruction", "tools", "toolConfig")
+"""What of a request the model is shown."""
+
+
+def without_beside(reading: Reading) -> Reading:
+    """Return the reading of ``countTokens`` without what counts for nothing beside a whole request.
+
+    Raises BadRequest where neither that nor contents are given.
+    """
+    if reading.values["generateContentRequest"] is None:
+        if reading.values["contents"] is None:
+            raise BadRequest("'contents' or 'generateContentRequest' is missing.", param="contents")
+        return reading
+    beside = tuple(name for name in SHOWN if reading.values[name] is not None)
+    values = {**reading.values, **dict.fromkeys(beside)}
+    return msgspec.structs.replace(reading, values=values, reported=(*reading.reported, *beside))
+
+
 def counted_prompt(reading: Reading, card: ModelCard) -> ChatPrompt:
     """Return the prompt whose tokens ``countTokens`` counts. Raises BadRequest, UnsupportedFeature."""
-    whole = reading.values["generateContentRequest"]
-    contents = reading.core.get("prompt.messages")
-    if (whole is None) == (contents is None):
-        which = "not both" if whole else "one of them"
-        raise BadRequest(f"'contents' or 'generateContentRequest': give {which}.", param="contents")
-    core = reading.core
-    if whole is not None:
-        core = core.deciding(
-            {
-                "prompt.messages": whole["contents"],
-                "prompt.system": whole["systemInstruction"],
-                "tools.functions": whole["tools"],
-                "tools.choice": (whole["toolConfig"] or {}).get("functionCallingConfig"),
-            }
-        )
-    return _prompt(core, card, {}, Thinking(), None, "")[0]
+    return _prompt(reading.core, card, {}, Thinking(), None, "")[0]
 
 
 def thinking_of(config: Mapping[str, Any]) -> Thinking:
