@@ -21,6 +21,7 @@ CHAT = {
     "friendli": "/serverless/v1/chat/completions",
     "ollama": "/api/chat",
     "anthropic": "/v1/messages",
+    "gemini": "/v1beta/models/stub:generateContent",
 }
 CHANNELS = (
     "{% if tools %}Call functions.{{ tools[0].function.name }} in <|channel|>commentary.{% endif %}"
@@ -67,9 +68,13 @@ def ask(server: ScriptedServer, dialect: str, text: str, **fields: Any) -> tuple
     """The content and the calls of an answer, the same whole and streamed."""
     server.engine.texts = [text]
     body = {"model": "stub", "messages": [{"role": "user", "content": "Is it?"}], "max_tokens": 400} | fields
-    whole = httpx.post(server.url + CHAT[dialect], json=body | {"stream": False}, timeout=60)
+    path = streams = server.url + CHAT[dialect]
+    if dialect == "gemini":
+        body = {"contents": [{"parts": [{"text": "Is it?"}]}], "generationConfig": {"maxOutputTokens": 400}} | fields
+        streams = path.replace(":generateContent", ":streamGenerateContent?alt=sse")
+    whole = httpx.post(path, json=body | {"stream": False}, timeout=60)
     assert whole.status_code == 200, whole.text
-    stream = httpx.post(server.url + CHAT[dialect], json=body | {"stream": True}, timeout=60).text
+    stream = httpx.post(streams, json=body | {"stream": True}, timeout=60).text
     lines = [
         line.removeprefix("data:") for line in stream.splitlines() if line.removeprefix("data:").strip()[:1] == "{"
     ]
@@ -82,6 +87,8 @@ def of_whole(dialect: str, answer: Any) -> tuple[str, list[tuple[str, Any]]]:
     if dialect == "anthropic":
         calls = [(block["name"], block["input"]) for block in answer["content"] if block["type"] == "tool_use"]
         return "".join(block.get("text", "") for block in answer["content"]), calls
+    if dialect == "gemini":
+        return of_stream(dialect, [answer])
     message = answer["message"] if dialect == "ollama" else answer["choices"][0]["message"]
     made = [call["function"] for call in message.get("tool_calls") or ()]
     return message.get("content") or "", [(call["name"], as_object(call["arguments"])) for call in made]
@@ -94,6 +101,10 @@ def of_stream(dialect: str, events: list[Any]) -> tuple[str, list[tuple[str, Any
         text = "".join(delta.get("text", "") for delta in deltas)
         given = "".join(delta.get("partial_json", "") for delta in deltas)
         return text, [(name, json.loads(given)) for name in names]
+    if dialect == "gemini":
+        parts = [part for event in events for part in event["candidates"][0]["content"]["parts"]]
+        called = [part["functionCall"] for part in parts if "functionCall" in part]
+        return "".join(part.get("text", "") for part in parts), [(call["name"], call["args"]) for call in called]
     deltas = [event["message"] if dialect == "ollama" else event["choices"][0]["delta"] for event in events]
     text = "".join(delta.get("content") or "" for delta in deltas)
     made = [call["function"] for delta in deltas for call in delta.get("tool_calls") or ()]
@@ -125,4 +136,6 @@ def test_a_call_is_read_alike(servers: dict[str, ScriptedServer], dialect: str, 
     tool: dict[str, Any] = {"type": "function", "function": function}
     if dialect == "anthropic":
         tool = {"name": "weather", "description": "Looks it up.", "input_schema": PARAMETERS}
+    elif dialect == "gemini":
+        tool = {"functionDeclarations": [function]}
     assert ask(servers[format], dialect, CALLS[format], tools=[tool]) == ("", [("weather", ARGUMENTS)])

@@ -85,6 +85,14 @@ def test_every_dialect_gives_the_same_answer(server: RunningServer) -> None:
     answers["anthropic"] = answer["content"][0]["text"], read
     counted = asked(server, "/anthropic/v1/messages/count_tokens", {k: v for k, v in body.items() if k != "max_tokens"})
     answers["anthropic, counted"] = text, counted["input_tokens"]
+    blob = {"inlineData": {"mimeType": "image/png", "data": encoded(FILE)}}
+    contents = {"contents": [{"role": "user", "parts": [blob, {"text": TEXT}]}]}
+    config = {"generationConfig": {"maxOutputTokens": 8, "temperature": 0}}
+    answer = asked(server, f"/gemini/v1beta/models/{NAME}:generateContent", contents | config)
+    text_part = answer["candidates"][0]["content"]["parts"][0]
+    answers["gemini"] = text_part["text"], answer["usageMetadata"]["promptTokenCount"]
+    counted = asked(server, f"/gemini/v1beta/models/{NAME}:countTokens", contents)
+    answers["gemini, counted"] = text, counted["totalTokens"]
     body = {"model": NAME, "stream": False, "options": {"temperature": 0, "num_predict": 8}}
     message = {"role": "user", "content": TEXT, "images": [encoded(FILE)]}
     answer = asked(server, "/ollama/api/chat", body | {"messages": [message]})
@@ -106,10 +114,12 @@ def test_a_picture_is_explained_in_the_form_of_every_dialect_that_takes_it(serve
     text, _ = openai(server)
     lost = {name: {each["parameter"] for each in other["lost"]} for name, other in others.items()}
     assert {name for name, names in lost.items() if "images" not in names} == {
-        *("tgi", "friendli", "octoai", "ollama", "anthropic")
+        *("tgi", "friendli", "octoai", "ollama", "anthropic", "gemini")
     }
     answer = asked(server, others["anthropic"]["path"], others["anthropic"]["body"])
     assert answer["content"][0]["text"] == text
+    answer = asked(server, others["gemini"]["path"], others["gemini"]["body"])
+    assert answer["candidates"][0]["content"]["parts"][0]["text"] == text
     answer = asked(server, others["ollama"]["path"], others["ollama"]["body"] | {"stream": False})
     assert answer["message"]["content"] == text
     # And back: of Anthropic's request the one of OpenAI.

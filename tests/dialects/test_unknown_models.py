@@ -13,11 +13,13 @@ from dragoman.text import ChatTemplate
 pytestmark = pytest.mark.anyio
 
 CHAT: dict[str, Any] = {"model": "gpt-4o", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-ASKED = {
+CONTENTS: dict[str, Any] = {"contents": [{"parts": [{"text": "Hi"}]}], "generationConfig": {"maxOutputTokens": 2}}
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": ("/openai/v1/chat/completions", CHAT),
     "friendli": ("/friendli/v1/chat/completions", CHAT),
     "octoai": ("/octoai/v1/chat/completions", CHAT),
     "anthropic": ("/anthropic/v1/messages", CHAT),
+    "gemini": ("/gemini/v1beta/models/gpt-4o:generateContent", CONTENTS),
     "ollama": ("/ollama/api/chat", CHAT),
 }
 
@@ -30,7 +32,8 @@ async def test_the_default_model_answers_and_is_named(template: ChatTemplate, st
             answer = await server.client.post(path, json=body | {"stream": streams})
             assert answer.status_code == 200, answer.text
             assert answer.headers["x-dragoman-model"] == "stub", path
-            known = await server.client.post(path, json=body | {"model": "stub", "stream": streams})
+            named = body | {"model": "stub", "stream": streams}
+            known = await server.client.post(path.replace("gpt-4o", "stub"), json=named)
             assert "x-dragoman-model" not in known.headers
 
 

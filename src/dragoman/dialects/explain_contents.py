@@ -79,7 +79,8 @@ def _parts(message: Message) -> Iterator[dict[str, Any]]:
     if thought := message.get("reasoning_content"):
         yield {"text": thought, "thought": True}
     content = message.get("content")
-    for part in [{"type": "text", "text": content}] if isinstance(content, str) else content or ():
+    parts: list[Any] = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    for part in parts:
         if part["type"] == "image":
             yield _image(part["source"])
         elif part["text"]:

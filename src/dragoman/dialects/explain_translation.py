@@ -331,6 +331,9 @@ def _formats(constraint: Constraint) -> Iterator[Any]:
 
 
 def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Lark) and isinstance(second, Lark):
+        # Where its schemas are in the body differs between dialects.
+        first, second = (msgspec.structs.replace(each, parts=()) for each in (first, second))
     if isinstance(first, JsonSchema) and isinstance(second, JsonSchema) and first.one_line == second.one_line:
         return bool(msgspec.json.decode(first.schema) == msgspec.json.decode(second.schema))
     return bool(_plain(first) == _plain(second))

@@ -80,10 +80,8 @@ def _message(error: DragomanError) -> str:
         case FieldError():
             return f"Invalid value at {error.message}."
         case ContextOverflow(prompt_tokens=int(given), context_tokens=int(context)):
-            most = context - 1
-            return (
-                f"The input token count ({max(given, context)}) exceeds the maximum number of tokens allowed ({most})."
-            )
+            count, most = max(given, context), context - 1
+            return f"The input token count ({count}) exceeds the maximum number of tokens allowed ({most})."
         case BadConstraint(reason=reason) | UnsupportedConstraint(reason=reason) if reason:
             return f"Invalid value at '{error.param}': {reason}"
         case Unauthorized(reason="missing"):

@@ -71,26 +71,16 @@ class Api:
             for name, summary, handler, table in methods
         ]
         for version in VERSIONS:
-            claims = {"claims": _is_googles} if version == "/v1" else {}
-            found.append(
-                Operation(
-                    method="GET",
-                    path=f"{version}/models",
-                    summary="List the served models.",
-                    handler=self.models,
-                    **claims,
+            for path, summary, handler in (
+                ("/models", "List the served models.", self.models),
+                ("/models/{id:path}", "Describe a served model.", self.model),
+            ):
+                # Those of /v1 are OpenAI's, too.
+                claims = _is_googles if version == "/v1" else None
+                operation = Operation(
+                    method="GET", path=version + path, summary=summary, handler=handler, claims=claims
                 )
-            )
-            found.append(
-                Operation(
-                    method="GET",
-                    # As OpenAI's, whose path it is too.
-                    path=f"{version}/models/{{id:path}}",
-                    summary="Describe a served model.",
-                    handler=self.model,
-                    **claims,
-                )
-            )
+                found.append(operation)
         return tuple(found)
 
     async def generate(self, serving: Serving, context: RequestContext) -> None:
