@@ -47,6 +47,11 @@ FAULTS: dict[str, tuple[dict[str, Any], int, str]] = {
         400,
         "messages[0].content[0].image_url.url: Could not process image: its PNG file is damaged",
     ),
+    "/gemini/v1beta/models/stub:generateContent": (
+        {"contents": [{"parts": [{"text": "Hi"}]}]},
+        400,
+        "'messages[0].content[0].image_url.url': the image cannot be used: its PNG file is damaged.",
+    ),
     "/tgi/generate": ({"inputs": f"![]({URL})"}, 422, "Input validation error: invalid image: its PNG file is damaged"),
     "/ollama/api/chat": (
         {"model": "stub", "messages": [user("Hi")], "stream": False},
@@ -101,6 +106,10 @@ BLIND = {
             ],
         },
         "messages.0.content.0.image: Could not process image: the model 'stub' reads text only",
+    ),
+    "/gemini/v1beta/models/stub:generateContent": (
+        {"contents": [{"parts": [{"inlineData": {"mimeType": "image/png", "data": FILE}}]}]},
+        "'contents[0].parts[0].inlineData' is not supported: the model 'stub' reads text only.",
     ),
     "/ollama/api/chat": ({"model": "stub", "messages": [user("Hi", images=[FILE])]}, "does not support vision"),
     "/ollama/api/generate": ({"model": "stub", "prompt": "Hi", "images": [FILE]}, "does not support vision"),

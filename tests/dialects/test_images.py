@@ -145,6 +145,34 @@ def test_blocks_of_anthropic(seeing: Any) -> None:
         assert r"done\n\n[image: in the next message]" in str(prompt.messages)
 
 
+def test_parts_of_gemini(seeing: Any) -> None:
+    blob = {"inline_data": {"mime_type": "image/png", "data": FILE}}
+    result = {"name": "shoot", "response": {"output": "done"}, "parts": [blob]}
+    where = {
+        "fileData": {"fileUri": OTHER, "mimeType": "image/png"},
+        "mediaResolution": {"level": "media_resolution_low"},
+    }
+    body = {
+        "contents": [
+            {"role": "user", "parts": [blob, {"text": "What is this?"}]},
+            {"role": "model", "parts": [{"functionCall": {"name": "shoot", "args": {}}}]},
+            {"role": "user", "parts": [{"functionResponse": result}, where, {"text": "Well?"}]},
+        ],
+    }
+    for method in ("generateContent", "streamGenerateContent", "countTokens"):
+        prompt, answer = seeing(f"/gemini/v1beta/models/stub:{method}", body)
+        assert isinstance(prompt, ChatPrompt), answer.text
+        assert seen(prompt.messages[0]["content"]) == [
+            ImageSource(data=FILE, param="contents[0].parts[0].inlineData.data"),
+            "What is this?",
+        ]
+        *_, in_result, shown, text = seen(prompt.messages[-1]["content"])
+        assert in_result.param == "contents[2].parts[0].functionResponse.parts[0].inlineData.data"
+        assert shown == ImageSource(url=OTHER, detail="low", param="contents[2].parts[1].fileData.fileUri")
+        assert text == "Well?"
+        assert r"done\n\n[image: in the next message]" in str(prompt.messages)
+
+
 def test_images_of_ollama_come_before_the_text(seeing: Any) -> None:
     prompt, answer = seeing(
         "/ollama/api/chat", {"model": "stub", "messages": [user("What is this?", images=[FILE, FILE])]}
