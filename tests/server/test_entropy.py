@@ -20,12 +20,19 @@ from dragoman.text import ChatTemplate
 pytestmark = pytest.mark.anyio
 
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}}}
+CONTENTS = {"contents": [{"parts": [{"text": "hi"}]}]}
+CALLING = {
+    "tools": [{"functionDeclarations": [{"name": "look_up"}]}],
+    "toolConfig": {"functionCallingConfig": {"mode": "ANY"}},
+}
 MORE: list[tuple[str, dict[str, Any]]] = [
     *((path, body) for path, body in GENERATING if "alexandria" not in path),  # whose calls go on with earlier ones
     ("/openai/v1/completions", {"prompt": ["one", "two", "three"], "n": 2, "max_tokens": 3, "stream": True}),
     ("/openai/v1/chat/completions", CHAT | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 64}),
     ("/octoai/v1/completions", PROMPT | {"prompt": ["one", "two"], "model": "stub"}),
     ("/anthropic/v1/messages", CHAT | {"model": "stub"}),
+    ("/gemini/v1beta/models/stub:generateContent", CONTENTS),
+    ("/gemini/v1beta/models/stub:streamGenerateContent", CONTENTS | CALLING),
     ("/tgi/generate", {"inputs": "Once", "parameters": {"max_new_tokens": 3, "do_sample": True, "details": True}}),
 ]
 

@@ -111,15 +111,24 @@ def test_lists_say_which_models_are_in_memory(server: RunningServer) -> None:
     assert completed(server, "second").json()["model"] == "second"
 
 
-def test_a_model_that_a_path_names_is_loaded_as_that_of_a_body(models: Path, tmp_path: Path) -> None:
-    path = "/openai/deployments/second/completions"
+@pytest.mark.parametrize(
+    ("path", "named", "key"),
+    [
+        ("/openai/deployments/second/completions", "model", "api-key"),
+        ("/v1beta/models/second:generateContent", "modelVersion", "x-goog-api-key"),
+    ],
+)
+def test_a_model_that_a_path_names_is_loaded_as_that_of_a_body(
+    models: Path, tmp_path: Path, path: str, named: str, key: str
+) -> None:
     body = {"model": "first", "prompt": "Once upon a time", "max_tokens": 2, "seed": 1}
+    body |= {"contents": [{"parts": [{"text": "Hi."}]}], "generationConfig": {"maxOutputTokens": 2}}
     ring = Keyring((hashed("key-of-the-admin", "ann"), hashed("key-of-somebody", "bob", ("infer",))))
     with serving(models, tmp_path, ring) as server:
-        answer = httpx.post(server.url + path, json=body, headers={"api-key": "key-of-somebody"})
+        answer = httpx.post(server.url + path, json=body, headers={key: "key-of-somebody"})
         assert answer.status_code == 403, "it may not have models loaded"
-        answer = httpx.post(server.url + path, json=body, headers={"api-key": "key-of-the-admin"}, timeout=60)
-        assert (answer.status_code, answer.json()["model"]) == (200, "second")
+        answer = httpx.post(server.url + path, json=body, headers={key: "key-of-the-admin"}, timeout=60)
+        assert (answer.status_code, answer.json()[named]) == (200, "second")
 
 
 def test_lists_show_no_models_that_the_caller_may_not_have_loaded(models: Path, tmp_path: Path) -> None:

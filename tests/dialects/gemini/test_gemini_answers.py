@@ -156,6 +156,25 @@ def test_names_may_be_in_snake_case(calling: ScriptedServer) -> None:
     )
 
 
+def test_one_object_is_a_list_of_one(calling: ScriptedServer) -> None:
+    """As many examples have it."""
+    calling.engine.texts = ["Hm."]
+    body = {
+        "contents": {"role": "user", "parts": {"text": "Hi."}},
+        "system_instruction": {"parts": {"text": "Calm."}},
+        "tools": {"function_declarations": WEATHER},
+    }
+    answer = post(calling, f"{V1BETA}:generateContent", body)
+    assert answer.status_code == 200, answer.text
+    prompt = calling.engine.requests[-1].prompt
+    ask(calling, "Hm.", systemInstruction={"parts": [{"text": "Calm."}]}, tools=[{"functionDeclarations": [WEATHER]}])
+    assert calling.engine.requests[-1].prompt == prompt
+    for wrong in ({"contents": {}}, {"contents": HI, "tools": {}}, {"contents": {"text": "Hi."}}):
+        assert post(calling, f"{V1BETA}:generateContent", wrong).status_code == 400, wrong
+    nothing = post(calling, f"{V1BETA}:generateContent", [])
+    assert nothing.json()["error"]["message"] == "Invalid JSON payload received: it is no object."
+
+
 def test_the_names_of_a_clients_own_objects_stay(calling: ScriptedServer) -> None:
     schema = {"type": "OBJECT", "properties": {"in_line": {"type": "STRING"}}}
     ask(calling, "Hm.", tools=[{"functionDeclarations": [{"name": "f_g", "parameters": schema}]}])

@@ -77,6 +77,8 @@ def _message(error: DragomanError) -> str:
             return f"Invalid JSON payload received. Unknown name {names}: Cannot find field."
         case FieldError(rule=FieldRule.MISSING):
             return f"Invalid request: {error.message}."
+        case FieldError(path=()):
+            return "Invalid JSON payload received: it is no object."
         case FieldError():
             return f"Invalid value at {error.message}."
         case ContextOverflow(prompt_tokens=int(given), context_tokens=int(context)):

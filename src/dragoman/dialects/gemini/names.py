@@ -27,13 +27,16 @@ async def read_checked(context: RequestContext, table: Table) -> Reading:
 
 
 def in_camel_case(kind: FieldType, value: Any, path: Path) -> Any:
-    """Return a value with the names of all fields that its tables have in camel case. Others are left as they are:
-    those of arguments, results and schemas are the client's own."""
+    """Return a value with the names of all fields that its tables have in camel case, and an object where a list of
+    such is meant as its one item. Other names are left as they are: those of arguments, results and schemas are the
+    client's own."""
     match kind:
         case Table() if isinstance(value, dict):
             return _renamed(kind, value, path)
         case ListOf(item) if isinstance(value, list):
             return [in_camel_case(item, each, (*path, i)) for i, each in enumerate(value)]
+        case ListOf(Table() | Known() as item) if isinstance(value, dict) and value:
+            return [in_camel_case(item, value, (*path, 0))]
         case Wrapped(inner):
             return in_camel_case(inner, value, path)
         case OneOf(alternatives):
