@@ -42,6 +42,7 @@ async def test_no_replica_is_an_error_of_every_dialect() -> None:
             "/octoai/v1/completions",
             "/locallab/generate",
             "/alexandria/api/generate-one",
+            "/v1beta/models/stub:generateContent",
         )
         for path in paths:
             reply = await cluster.client.post(path, json=BODY)

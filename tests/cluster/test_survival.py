@@ -119,6 +119,26 @@ async def test_a_continued_stream_has_the_same_bytes(servers: list[RunningServer
         assert again.json()["choices"][0]["message"]["content"] == text
 
 
+@pytest.mark.parametrize("query", ["", "?alt=sse"], ids=["array", "events"])
+async def test_chunks_of_gemini_are_continued(servers: list[RunningServer], parts: list[bytes], query: str) -> None:
+    """As the items of one JSON array, too."""
+    model = "/v1beta/models/stub"
+    contents = {"contents": [{"parts": [{"text": "Tell me about the sea."}]}]}
+    body = {**contents, "generationConfig": {"maxOutputTokens": 120, "temperature": 0}}
+    async with cluster_of(two(servers)) as cluster:
+        whole = (await cluster.client.post(f"{model}:generateContent", json=body)).json()
+        assert whole["usageMetadata"]["candidatesTokenCount"] == 120, whole
+        reply = asyncio.create_task(cluster.client.post(f"{model}:streamGenerateContent{query}", json=body))
+        await until(lambda: len(parts) > 20)
+        cut(servers[int(next(iter(cluster.table.choice.running()))[-1])])
+        text = (await reply).text
+        assert cluster.ingress.counts.continued == 1
+        chunks = [json.loads(line[6:]) for line in text.strip().split("\n\n")] if query else json.loads(text)
+        said = "".join(chunk["candidates"][0]["content"]["parts"][0]["text"] for chunk in chunks)
+        assert said == whole["candidates"][0]["content"]["parts"][0]["text"]
+        assert len({chunk["responseId"] for chunk in chunks}) == 1
+
+
 async def test_lines_of_ollama_are_continued(servers: list[RunningServer], parts: list[bytes]) -> None:
     """Each names a time."""
     body = {
