@@ -138,6 +138,24 @@ def test_a_stream_that_fails_says_so(failing: str) -> None:
     assert (whole.status_code, whole.json()) == (500, {"error": error})
 
 
+def test_a_clients_timeout_is_the_servers(slow: RunningServer) -> None:
+    given = {"x_server_timeout": "1"}
+    answer = post(slow, GENERATE, LONG, **given)
+    assert (answer.status_code, answer.json()["error"]["status"]) == (504, "DEADLINE_EXCEEDED")
+    stream = post(slow, STREAM, LONG, **given)
+    *chunks, last = stream.json()
+    assert (stream.status_code, last["error"]["status"], bool(chunks)) == (200, "DEADLINE_EXCEEDED", True)
+    assert post(slow, GENERATE, BODY, x_server_timeout="60").status_code == 200
+    for wrong in ("0", "-1", "soon", "1.5"):
+        answer = post(slow, GENERATE, BODY, x_server_timeout=wrong)
+        assert (answer.status_code, "X-Server-Timeout" in answer.text) == (400, True), wrong
+
+
+def test_a_mask_is_refused_by_name(slow: RunningServer) -> None:
+    answer = post(slow, GENERATE, BODY, x_goog_fieldmask="candidates")
+    assert (answer.status_code, "x-goog-fieldmask" in answer.text) == (400, True)
+
+
 def test_limits_say_when_to_come_back() -> None:
     stub = StubModel(vocab_size=TOKENIZER.vocab_size, max_context=2048, num_blocks=192, step_s=0.01)
     with running_server(msgspec.structs.replace(QUICK, max_waiting=0), stub=stub) as server:
@@ -164,9 +182,7 @@ def test_an_answer_is_kept_under_its_key_for_one_model(server: RunningServer) ->
 def test_metrics_name_the_path_without_the_model(server: RunningServer) -> None:
     post(server, "/v1beta/models/gemini-2.5-flash:generateContent", x_goog_api_key=ANN)
     page = httpx.get(server.url + "/metrics", headers={"authorization": f"Bearer {ANN}"}).text
-    assert 'operation="/v1beta/models/{model:path}:generateContent"' in page or (
-        "/v1beta/models/{model:path}:generateContent" in page
-    )
+    assert "/v1beta/models/{model:path}:generateContent" in page
     assert "gemini-2.5-flash" not in page
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dragoman.core.entropy import random_bits, token_hex
-from dragoman.core.errors import BadRequest, ModelNotFound, UnsupportedFeature
+from dragoman.core.errors import BadRequest, ModelNotFound
 from dragoman.core.request import TextPrompt
 from dragoman.core.sampling import MAX_SEED
 from dragoman.core.serving import ModelCard, Serving
@@ -14,6 +14,7 @@ from dragoman.dialects.api import Handler, Operation, RequestContext, RouteHint
 from dragoman.dialects.chat_stream import ChatStream
 from dragoman.dialects.field import Table
 from dragoman.dialects.gemini import models
+from dragoman.dialects.gemini.calls import OF_LISTS, SERVER_TIMEOUT, asked_form, timeout_s
 from dragoman.dialects.gemini.content import plain_text
 from dragoman.dialects.gemini.fields import BATCH_EMBED, COUNT_TOKENS, EMBED, GENERATE
 from dragoman.dialects.gemini.names import read_checked
@@ -28,9 +29,6 @@ GEMINI = "gemini-"
 KEY_HEADER, KEY_PARAM = "x-goog-api-key", "key"
 CLIENT_HEADER = "x-goog-api-client"
 VERSIONS = ("/v1beta", "/v1")
-
-OF_EVERY_CALL = ("alt", "$alt", KEY_PARAM, "prettyPrint", "$prettyPrint", "quotaUser")
-OF_LISTS = ("pageSize", "page_size", "pageToken", "page_token")
 
 
 def is_client(headers: Mapping[str, str]) -> bool:
@@ -64,6 +62,7 @@ class Api:
                 summary=summary,
                 handler=handler,
                 table=table,
+                reads=(SERVER_TIMEOUT,) if table is GENERATE else (),
                 media=("text/event-stream", "application/json") if name == "streamGenerateContent" else None,
                 model_param="model",
             )
@@ -85,12 +84,12 @@ class Api:
 
     async def generate(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``:generateContent``."""
-        check_query(context.query)
+        asked_form(context)
         await self._generate(serving, context, None)
 
     async def stream(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``:streamGenerateContent``: with ``alt=sse`` in events, otherwise in an array."""
-        await self._generate(serving, context, Framing(events=check_query(context.query, streams=True) == "sse"))
+        await self._generate(serving, context, Framing(events=asked_form(context, streams=True) == "sse"))
 
     async def _generate(self, serving: Serving, context: RequestContext, framing: Framing | None) -> None:
         reading = await read_checked(context, GENERATE)
@@ -98,7 +97,7 @@ class Api:
         given = reading.core.get("seeds")
         seed = random_bits(63) if given is None else given[0]
         id = token_hex(12)
-        request, shape, reading = content_request(reading, id, seed & MAX_SEED, card)
+        request, shape, reading = content_request(reading, id, seed & MAX_SEED, card, timeout_s(context.headers))
         context.report(reading)
         head = Head(
             id=id,
@@ -128,7 +127,7 @@ class Api:
 
     async def count(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``:countTokens``."""
-        check_query(context.query)
+        asked_form(context)
         reading = without_beside(await read_checked(context, COUNT_TOKENS))
         context.report(reading)
         card = self._card(serving, reading.core.get("model"))
@@ -138,7 +137,7 @@ class Api:
 
     async def embed_one(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``:embedContent``."""
-        check_query(context.query)
+        asked_form(context)
         reading = await read_checked(context, EMBED)
         texts = [plain_text(reading.core.get("prompt"), ("content",))]
         vectors, tokens = await self._vectors(
@@ -148,7 +147,7 @@ class Api:
 
     async def embed_many(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``:batchEmbedContents``."""
-        check_query(context.query)
+        asked_form(context)
         reading = await read_checked(context, BATCH_EMBED)
         name, requests = reading.core.get("model"), reading.core.get("prompt")
         self._check_models(serving, name, requests)
@@ -196,12 +195,12 @@ class Api:
 
     async def models(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /v1beta/models``."""
-        check_query(context.query, allowed=OF_LISTS)
+        asked_form(context, allowed=OF_LISTS)
         await context.reply(models.page(listed_models(serving, context.scopes), context.query))
 
     async def model(self, serving: Serving, context: RequestContext) -> None:
         """Handle ``GET /v1beta/models/{model}``; names may hold slashes."""
-        check_query(context.query)
+        asked_form(context)
         name = context.path_params["id"]
         try:
             listed = listed_model(serving, context.scopes, name)
@@ -221,20 +220,3 @@ class Api:
             raise ModelNotFound(
                 f"{shown} is not found: the list of models has those that are.", param="model"
             ) from None
-
-
-def check_query(query: Mapping[str, str], *, streams: bool = False, allowed: Sequence[str] = ()) -> str:
-    """Return in which form the answer is wanted, ``json`` or ``sse``. Raises BadRequest, UnsupportedFeature for other
-    forms, and for parameters that would change the answer."""
-    for name in query:
-        if name not in OF_EVERY_CALL and name not in allowed:
-            if name in ("fields", "$fields"):
-                raise UnsupportedFeature(f"'{name}': answers are given whole.", param=name)
-            shown = name[:64]
-            message = f'Invalid JSON payload received. Unknown name "{shown}": Cannot bind query parameter.'
-            raise BadRequest(message, param=shown)
-    form = query.get("alt", query.get("$alt", "json")).lower()
-    known = ("json", "sse") if streams else ("json",)
-    if form not in known:
-        raise BadRequest(f"Invalid value at 'alt': expected one of {', '.join(known)}.", param="alt")
-    return form

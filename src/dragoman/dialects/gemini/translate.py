@@ -44,7 +44,9 @@ class Thinking(NamedTuple):
         return self.shown or self.budget not in (None, 0) or self.level is not None
 
 
-def content_request(reading: Reading, request_id: str, seed: int, card: ModelCard) -> Translated:
+def content_request(
+    reading: Reading, request_id: str, seed: int, card: ModelCard, timeout_s: float | None = None
+) -> Translated:
     """Return the request of ``generateContent``. Raises BadRequest, UnsupportedFeature."""
     core, config = reading.core, reading.values[CONFIG] or {}
     if config.get("logprobs") is not None and not config["responseLogprobs"]:
@@ -70,6 +72,7 @@ def content_request(reading: Reading, request_id: str, seed: int, card: ModelCar
         shown_tokens=plan.shown_tokens,
         reasoning_budget=None if talk.continues else budget,
         images_param="contents",
+        timeout_s=timeout_s,
     )
     sees_detail = card.images is not None and card.images.has_detail
     has_resolution = config.get("mediaResolution") not in (None, "MEDIA_RESOLUTION_UNSPECIFIED")
