@@ -14,10 +14,12 @@ from typing import Any
 
 import msgspec
 import pytest
+from gemini_translation_cases import GEMINI_BODIES, GEMINI_CASES
 from local_translation_cases import LOCAL_CASES
 from recorded import RecordingServing, recording_client
-from translation_cases import BODIES, Case
+from translation_cases import BODIES as HOSTED_BODIES
 from translation_cases import CASES as HOSTED_CASES
+from translation_cases import Case
 
 from dragoman.dialects import made_dialects
 from dragoman.dialects.field import Field, Outline, Row, Table
@@ -25,7 +27,8 @@ from dragoman.dialects.field_types import FieldType, ListOf, OneOf, Wrapped
 from dragoman.dialects.locallab.settings import LocalLabSettings
 from dragoman.text import ChatTemplate
 
-CASES = HOSTED_CASES | LOCAL_CASES
+BODIES = HOSTED_BODIES | GEMINI_BODIES
+CASES = HOSTED_CASES | LOCAL_CASES | GEMINI_CASES
 
 DIALECTS = made_dialects(
     {"locallab": LocalLabSettings(locallab_burst=0, locallab_rate_limit=0, locallab_folder="/nonexistent")}
