@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import urllib.request
 from typing import Any
 
 from checking import raised, run
@@ -299,6 +301,49 @@ def check_models(url: str) -> None:
     assert (model.name, model.output_token_limit) == ("models/embedded", 2047)
     assert "generateContent" in model.supported_actions
     assert asking.models.get(model="embedded").input_token_limit == 2048
+
+
+def check_every_field_of_the_types_is_known(url: str) -> None:
+    """Each is honoured, refused or reported: none is unknown to the server's table."""
+    with urllib.request.urlopen(f"{url}/gemini/openapi.json", timeout=30) as answer:
+        schemas = json.load(answer)["components"]["schemas"]
+    body = schemas["gemini.generateContent"]["properties"]
+
+    def inside(schema: Any, *names: str) -> dict[str, Any]:
+        """The properties of what these fields hold, one in the other; ``[]`` is the item of a list."""
+        for name in names:
+            plain = next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), schema)
+            schema = plain["items"] if name == "[]" else plain["properties"][name]
+        found: Any = next((each for each in schema.get("anyOf", ()) if each.get("type") != "null"), schema)
+        known: dict[str, Any] = found["properties"]
+        return known
+
+    top = {"properties": body}
+    part = ("contents", "[]", "parts", "[]")
+    declared = ("tools", "[]", "functionDeclarations", "[]")
+    for kind, path in (
+        (types.GenerationConfig, ("generationConfig",)),
+        (types.ThinkingConfig, ("generationConfig", "thinkingConfig")),
+        (types.Content, ("contents", "[]")),
+        (types.Part, part),
+        (types.Blob, (*part, "inlineData")),
+        (types.FileData, (*part, "fileData")),
+        (types.PartMediaResolution, (*part, "mediaResolution")),
+        (types.FunctionCall, (*part, "functionCall")),
+        (types.FunctionResponse, (*part, "functionResponse")),
+        (types.FunctionResponsePart, (*part, "functionResponse", "parts", "[]")),
+        (types.Tool, ("tools", "[]")),
+        (types.FunctionDeclaration, declared),
+        (types.ToolConfig, ("toolConfig",)),
+        (types.FunctionCallingConfig, ("toolConfig", "functionCallingConfig")),
+    ):
+        names = {field.alias or name for name, field in kind.model_fields.items()}
+        assert names <= set(inside(top, *path)), (kind.__name__, names - set(inside(top, *path)))
+    of_config = {field.alias or name for name, field in types.GenerateContentConfig.model_fields.items()}
+    of_client = {"httpOptions", "shouldReturnHttpResponse", "automaticFunctionCalling", "automaticContinuation"}
+    renamed = {"generationOutputConfig"}  # ``outputConfig`` on the wire
+    config = set(inside(top, "generationConfig"))
+    assert of_config <= config | set(body) | of_client | renamed, of_config - config - set(body) - of_client
 
 
 def check_errors(url: str) -> None:

@@ -7,14 +7,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from batch_world import ANN
 from environments import names_of_checks, outcomes_of, python_with
-from stub_runtime import FOLDER, RunningServer, running_server
+from stub_runtime import FOLDER, QUICK, TOKENIZER, RunningServer, running_server
 from tiny_server import SETTINGS
 
-from dragoman.engine.messages import LoadModel
+from dragoman.engine.messages import LoadModel, StubModel
 from dragoman.models.settings import ModelSettings
+from dragoman.server.key_file import hashed
+from dragoman.server.keys import Keyring
 
 SCRIPT = Path(__file__).with_name("checks_gemini.py")
+ACCESS = Path(__file__).with_name("checks_gemini_access.py")
+PACKAGE = "google-genai>=3.6,<4"
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +33,22 @@ def server() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def outcomes(server: RunningServer) -> dict[str, str]:
-    return outcomes_of(SCRIPT, python_with("google-genai>=3.6,<4"), server.url)
+    return outcomes_of(SCRIPT, python_with(PACKAGE), server.url)
 
 
 @pytest.mark.parametrize("check", names_of_checks(SCRIPT))
 def test_finds_what_it_expects(outcomes: dict[str, str], check: str) -> None:
     assert outcomes[check] == ""
+
+
+@pytest.fixture(scope="module")
+def outcomes_of_access() -> dict[str, str]:
+    """Of a server that asks for keys, with answers that are long enough to be left."""
+    stub = StubModel(vocab_size=TOKENIZER.vocab_size, max_context=2048, num_blocks=192, step_s=0.01)
+    with running_server(QUICK, stub, keys=Keyring([hashed(ANN, "ann")])) as server:
+        return outcomes_of(ACCESS, python_with(PACKAGE), server.url)
+
+
+@pytest.mark.parametrize("check", names_of_checks(ACCESS))
+def test_keys_and_leaving(outcomes_of_access: dict[str, str], check: str) -> None:
+    assert outcomes_of_access[check] == ""
