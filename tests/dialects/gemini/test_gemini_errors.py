@@ -87,6 +87,10 @@ def test_what_has_no_effect_is_told(calling: ScriptedServer) -> None:
             "tools[0].functionDeclarations[0].parametersJsonSchema",
         ),
         (choice("ANY"), "toolConfig.functionCallingConfig"),
+        (
+            {"tools": [{"functionDeclarations": [{"name": f"f{i}_{j}"} for i in range(300)]} for j in range(2)]},
+            "tools",
+        ),
         (TOOLS | choice("ANY", "nobody"), "toolConfig.functionCallingConfig.allowedFunctionNames[0]"),
         (TOOLS | choice("AUTO", "weather"), "toolConfig.functionCallingConfig.allowedFunctionNames"),
         ({"toolConfig": {"functionCallingConfig": {"type": "any"}}}, "toolConfig.functionCallingConfig.type"),

@@ -14,6 +14,8 @@ REFUSED, REPORTED = Treatment.REFUSED, Treatment.REPORTED
 
 MAX_CONTENTS = 100_000
 MAX_TEXTS = 2048
+MAX_FUNCTIONS = 512
+"""Of all tools together: each is part of one grammar."""
 MODES = ("MODE_UNSPECIFIED", "AUTO", "ANY", "NONE", "VALIDATED")
 
 _MODEL = Field(
@@ -52,9 +54,9 @@ TOOL = Table(
     fields=(
         Field(
             name="functionDeclarations",
-            kind=ListOf(FUNCTION, maximum=512),
+            kind=ListOf(FUNCTION, maximum=MAX_FUNCTIONS),
             default=(),
-            note="Functions of the client's.",
+            note="Functions of the client's, at most 512 in all tools.",
         ),
         *(
             Field(name=name, kind=Anything(), treatment=REFUSED, note="Run by Google's servers only.")
@@ -99,7 +101,7 @@ FUNCTION_CALLING = Table(
         ),
         Field(
             name="allowedFunctionNames",
-            kind=ListOf(String(minimum=1, maximum=256), maximum=512),
+            kind=ListOf(String(minimum=1, maximum=256), maximum=MAX_FUNCTIONS),
             default=(),
             note="Only these are called, with `ANY` and `VALIDATED`.",
         ),
@@ -150,7 +152,7 @@ _SHOWN: tuple[Field, ...] = (
     ),
     Field(
         name="tools",
-        kind=ListOf(Known(TOOL), maximum=512),
+        kind=ListOf(Known(TOOL), maximum=MAX_FUNCTIONS),
         becomes="tools.functions",
         note="What the model may call, if its chat template knows tools: see [tools.md](tools.md).",
     ),

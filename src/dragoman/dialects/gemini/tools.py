@@ -11,6 +11,7 @@ from dragoman.core.constraint import Constraint, JsonObject, JsonSchema
 from dragoman.core.errors import BadRequest
 from dragoman.core.serving import ModelCard
 from dragoman.dialects.field import CoreParams
+from dragoman.dialects.gemini.fields import MAX_FUNCTIONS
 from dragoman.dialects.tools import ToolChoice, ToolPlan, calls_or, tool_plan
 
 MODES = {"MODE_UNSPECIFIED": "auto", "AUTO": "auto", "ANY": "required", "NONE": "none", "VALIDATED": "auto"}
@@ -43,6 +44,9 @@ def gemini_plan(core: CoreParams, card: ModelCard, format: Constraint | None, fo
 
 def _functions(tools: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the functions of all tools, and their places. Raises BadRequest."""
+    if sum(len(tool["functionDeclarations"]) for tool in tools) > MAX_FUNCTIONS:
+        message = f"Invalid value at 'tools': there can be {MAX_FUNCTIONS} functions at most."
+        raise BadRequest(message, param="tools")
     functions, places = list[dict[str, Any]](), list[str]()
     for i, tool in enumerate(tools):
         for j, declared in enumerate(tool["functionDeclarations"]):
