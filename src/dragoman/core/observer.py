@@ -83,8 +83,8 @@ class RequestEnd(msgspec.Struct, frozen=True, kw_only=True):
     error: Exception | None = None
 
 
-def _do_nothing() -> None:
-    pass
+def do_nothing() -> None:
+    """What ``ObservedGeneration.cancel`` is before its submission and after its end."""
 
 
 class ObservedGeneration:
@@ -133,7 +133,7 @@ class ObservedGeneration:
         self.prompt_tokens = self.cached_tokens = self.max_tokens = self.tokens = 0
         self.preparation_s = self.validation_s = self.queue_s = self.inference_s = self.first_token_s = 0.0
         self.seeds: tuple[int, ...] = ()
-        self.cancel: Callable[[], None] = _do_nothing
+        self.cancel: Callable[[], None] = do_nothing
         self.finishes: list[FinishReason] = []
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from dragoman.core.events import FinishReason
-from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observers, current_request
+from dragoman.core.observer import ObservedGeneration, ObservedRequest, Observers, current_request, do_nothing
 from dragoman.core.request import EngineRequest, GenerationRequest
 
 NOBODY = ObservedRequest(gathers=False)
@@ -68,4 +68,7 @@ class GenerationStats:
         seen.inference_s = max(0.0, perf_counter() - self._submitted - seen.queue_s)
         for tell in self._observers.finished:
             tell(seen)
+        # Tasks that a request started know of it for as long as they run: they would keep the engine's client, and the
+        # model that it serves, in memory.
+        seen.cancel = do_nothing
         return seen
