@@ -185,11 +185,16 @@ class CheckedKeyring(Keyring):
         self._checked.taken(text)
 
     def holder(
-        self, headers: Mapping[str, str], key_headers: Sequence[str], scope: Scope, subprotocols: Sequence[str] = ()
+        self,
+        headers: Mapping[str, str],
+        key_headers: Sequence[str],
+        scope: Scope,
+        subprotocols: Sequence[str] = (),
+        queried: str = "",
     ) -> Key:
         line = self._checked.line(_presented(headers))
         try:
-            found = super().holder(headers, key_headers, scope, subprotocols)
+            found = super().holder(headers, key_headers, scope, subprotocols, queried)
         except Forbidden:
             if line is None or scope in line.scopes:
                 raise self._checked.wrong(f"{line} is good for {scope}") from None
@@ -198,10 +203,16 @@ class CheckedKeyring(Keyring):
             raise self._checked.wrong(f"{line} is not good for {scope}")
         return found
 
-    def known(self, headers: Mapping[str, str], key_headers: Sequence[str], subprotocols: Sequence[str] = ()) -> Key:
+    def known(
+        self,
+        headers: Mapping[str, str],
+        key_headers: Sequence[str],
+        subprotocols: Sequence[str] = (),
+        queried: str = "",
+    ) -> Key:
         line = self._checked.line(_presented(headers))
         try:
-            found = super().known(headers, key_headers, subprotocols)
+            found = super().known(headers, key_headers, subprotocols, queried)
         except Unauthorized:
             if line is not None:
                 raise self._checked.wrong(f"{line} is in force") from None
