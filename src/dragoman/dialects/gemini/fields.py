@@ -258,7 +258,7 @@ _EMBEDDED: tuple[Field, ...] = (
         kind=Anything(),
         treatment=REPORTED,
         neutral=("TASK_TYPE_UNSPECIFIED",),
-        note="Prefixes that a model was taught are the client's to write.",
+        note="The client itself writes the prefix that a model was trained with.",
     ),
     Field(name="title", kind=Anything(), treatment=REPORTED, neutral=("",), note="No effect."),
     Field(
