@@ -121,7 +121,8 @@ def first_bodies(table: Table, source: Source, model: str) -> list[dict[str, Any
     forms = [_builtins(each) for each in (*given, source.text, source.values.get("prompt")) if each is not None]
     if wanted == _MESSAGES:
         # Of texts alone there is one form, which the first dialect may not have used.
-        forms[1:1] = list(conversations(source.messages)) or [_builtins(list(source.messages))][: len(source.messages)]
+        as_given = [_builtins(list(source.messages))] if source.messages else []
+        forms[1:1] = list(conversations(source.messages)) or as_given
         texts = [form for form in forms if isinstance(form, str)]
         forms += [[{"role": "user", "content": text}] for text in texts]
         forms += [contents(source.messages or [{"role": "user", "content": text}]) for text in texts or [""]]
@@ -331,9 +332,6 @@ def _formats(constraint: Constraint) -> Iterator[Any]:
 
 
 def _equal(first: Any, second: Any) -> bool:
-    if isinstance(first, Lark) and isinstance(second, Lark):
-        # Where its schemas are in the body differs between dialects.
-        first, second = (msgspec.structs.replace(each, parts=()) for each in (first, second))
     if isinstance(first, JsonSchema) and isinstance(second, JsonSchema) and first.one_line == second.one_line:
         return bool(msgspec.json.decode(first.schema) == msgspec.json.decode(second.schema))
     return bool(_plain(first) == _plain(second))
